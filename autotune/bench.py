@@ -1,0 +1,167 @@
+"""Set-up that a sweep and a training run share: the workload on every rank, its costs, its seat, the crew.
+
+All ranks call `set_up` together. What fails on one rank only (a user's factory, a missing file) is agreed on, so that
+every rank leaves with the same verdict and rank 0 tells the user which rank it was.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+import torch
+
+from autotune.job import Job
+from autotune.runtime.control import Control
+from autotune.runtime.crew import Crew
+from autotune.runtime.data import Batches
+from autotune.runtime.groups import Groups
+from autotune.runtime.memory import sample_cap
+from autotune.runtime.trainer import Seat
+from autotune.runtime.trial import RankRunner
+from autotune.simulate.limit import stated_sample_s, step_limit
+from results.environment import available_cores, processor_name
+from results.record import Limit, WorkloadInfo
+from workloads.capture import capture
+from workloads.cluster import Cluster
+from workloads.errors import AutotuneError, SpecError
+from workloads.graph import OpGraph
+from workloads.registry import load_workload
+from workloads.serial import digest
+from workloads.split import Bounds, bounds
+from workloads.workload import Workload
+
+T = TypeVar("T")
+
+_STATE_COPIES = 4
+"""Parameters, gradients, and up to two optimizer moments: what a device holds per parameter byte, for the sample caps."""
+
+
+class AgreedError(AutotuneError):
+    """What went wrong on some rank, known to all of them."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bench:
+    """Everything a job needs on this rank."""
+
+    workload: Workload
+    info: WorkloadInfo
+    graph: OpGraph
+    cluster: Cluster
+    runner: RankRunner
+    crew: Crew
+    limits: Bounds
+    transports: tuple[str, ...]
+
+    def limit(self) -> Limit | None:
+        """The step time no plan can beat, where the cluster file states the devices' speeds."""
+        if not self.cluster.is_emulated:
+            return None
+        return step_limit(
+            stated_sample_s(self.graph, self.cluster),
+            self.cluster,
+            param_bytes=self.graph.param_bytes,
+            global_batch=self.info.global_batch,
+        )
+
+
+def agreed(control: Control, action: Callable[[], T]) -> T:
+    """Run `action` on every rank; if it fails on any, every rank raises the same error, naming the first that failed."""
+    result: T | None = None
+    fault: tuple[str, int] | None = None
+    try:
+        result = action()
+    except AutotuneError as error:
+        fault = str(error), error.exit_code
+    except Exception as error:  # noqa: BLE001 - a user's factory may raise anything
+        fault = f"{type(error).__name__}: {error}", 1
+    faults = control.share(fault)
+    failed = [(rank, *entry) for rank, entry in enumerate(faults) if entry is not None]
+    if failed:
+        rank, message, exit_code = failed[0]
+        everywhere = len(failed) == control.size
+        raise AgreedError(message if everywhere else f"rank {rank}: {message}", exit_code)
+    return cast("T", result)
+
+
+def set_up(job: Job, cluster: Cluster, control: Control) -> Bench:
+    """Build the bench of this rank; called by all ranks together."""
+    torch.set_num_threads(max(1, available_cores() // control.size))
+    workload = agreed(control, lambda: load_workload(job.workload, job.options))
+    torch_device = _torch_device(control, cluster)
+    cluster = cluster.on_hardware(control.share(_hardware(torch_device)))
+    graph = agreed(control, lambda: capture_workload(workload, job.seed))
+    info = WorkloadInfo(
+        name=job.workload_name,
+        options=dict(job.options),
+        fingerprint=digest([job.workload, job.options, workload.global_batch, graph.fingerprint()]),
+        global_batch=workload.global_batch,
+        param_bytes=graph.param_bytes,
+        flops_per_sample=graph.flops_per_sample,
+    )
+    limits = agreed(control, lambda: _limits(workload, graph, cluster))
+    groups = agreed(control, lambda: Groups(control, cluster))
+    rank = control.rank
+    seat = Seat(
+        rank=rank,
+        device=cluster.devices[rank],
+        torch_device=torch_device,
+        graph=graph if cluster.is_emulated else None,
+    )
+    runner = RankRunner(workload, groups, seat, seed=job.seed)
+    on_gpu = all(control.share(torch_device.type == "cuda"))
+    return Bench(
+        workload=workload,
+        info=info,
+        graph=graph,
+        cluster=cluster,
+        runner=runner,
+        crew=Crew(control, runner),
+        limits=limits,
+        transports=("nccl",) if on_gpu else job.transports,
+    )
+
+
+def capture_workload(workload: Workload, seed: int) -> OpGraph:
+    """The costs of a workload's model, from two tiny forward passes."""
+    torch.manual_seed(seed)
+    model = workload.model()
+    batches = Batches(workload.dataset(), (workload.global_batch,), 0, seed=seed)
+    if batches.num_samples < workload.global_batch:
+        raise SpecError(
+            f"workload {workload.name!r} has {batches.num_samples} samples but a global batch of "
+            f"{workload.global_batch}: use a smaller batch or more data"
+        )
+    return capture(model, lambda count: workload.loss(model, batches.fetch(torch.arange(count))))
+
+
+def _limits(workload: Workload, graph: OpGraph, cluster: Cluster) -> Bounds:
+    """Fewest and most samples per rank: the workload's minimum, and what each device's memory holds."""
+    static = _STATE_COPIES * graph.param_bytes
+    total = workload.global_batch
+    caps = [sample_cap(static, graph.saved_bytes_per_sample, device, total) for device in cluster.devices]
+    limits = bounds(len(cluster.devices), total, minimum=workload.min_samples)
+    limits.check(total)
+    limits = bounds(len(cluster.devices), total, minimum=workload.min_samples, caps=caps)
+    limits.check(total)
+    return limits
+
+
+def _torch_device(control: Control, cluster: Cluster) -> torch.device:
+    if cluster.is_emulated or not torch.cuda.is_available():
+        return torch.device("cpu")
+    local_rank = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", os.environ.get("MPI_LOCALRANKID", str(control.rank))))
+    if local_rank >= torch.cuda.device_count():
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank)
+
+
+def _hardware(device: torch.device) -> str:
+    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else processor_name()

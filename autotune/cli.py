@@ -1,0 +1,196 @@
+"""The command line: parsing only. What a command does is in the module of its name, imported when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.job import Job, default_results, parse_options
+from workloads.cluster import cluster_names
+from workloads.errors import AutotuneError
+from workloads.registry import workload_names
+
+DESCRIPTION = "Train a neural network fast on whatever mix of devices you have: measure plans under MPI, keep the best."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the console script; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.run(options, arguments))
+    except AutotuneError as error:
+        sys.stderr.write(f"autotune: error: {error}\n")
+        return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="autotune", description=DESCRIPTION)
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_doctor(commands)
+    _add_sweep(commands)
+    _add_train(commands)
+    _add_best(commands)
+    _add_report(commands)
+    return parser
+
+
+def _common(commands: Any, name: str, help_text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=help_text, description=help_text)
+    parser.add_argument(
+        "--results", type=Path, metavar="DIR", help="results folder (default: $AUTOTUNE_RESULTS or results/data)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+    parser.add_argument("--quiet", action="store_true", help="no progress, only the result")
+    return parser
+
+
+def _job_options(parser: argparse.ArgumentParser, *, several_clusters: bool) -> None:
+    mixes = ", ".join(cluster_names())
+    several = "; several, separated by commas, are ranked" if several_clusters else ""
+    parser.add_argument(
+        "--workload",
+        required=True,
+        metavar="NAME|module:factory",
+        help=f"one of {', '.join(workload_names())}; or your own",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option of the workload, such as global_batch=128",
+    )
+    parser.add_argument(
+        "--cluster", default="this-machine", metavar="NAME|FILE.toml", help=f"device mix: {mixes}; or your own{several}"
+    )
+    parser.add_argument("--ranks", type=int, metavar="N", help="start mpirun with N ranks on this machine, and say so")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of data order, model and search (default 0)")
+    parser.add_argument(
+        "--rounds", type=int, default=10, metavar="N", help="rounds of the interleaved comparison (default 10)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=120.0, metavar="S", help="time limit of one trial in seconds (default 120)"
+    )
+
+
+def _add_doctor(commands: Any) -> None:
+    parser = _common(commands, "doctor", "what this machine can do, and the fix for what it cannot")
+    parser.add_argument("--ranks", type=int, default=4, metavar="N", help="ranks you mean to start (default 4)")
+    parser.set_defaults(run=_run_doctor)
+
+
+def _add_sweep(commands: Any) -> None:
+    parser = _common(
+        commands, "sweep", "measure plans on all ranks, keep the best, report (the main job; run it under mpirun)"
+    )
+    _job_options(parser, several_clusters=True)
+    parser.add_argument("--trials", type=int, default=20, metavar="T", help="plans the search may measure (default 20)")
+    parser.add_argument("--time", type=float, metavar="S", help="stop searching after S seconds")
+    parser.add_argument("--study", metavar="NAME", help="name of the study (default: the workload's)")
+    parser.add_argument(
+        "--sampler", default="tpe", choices=("tpe", "random"), help="random is the control: same budget, no guidance"
+    )
+    parser.add_argument("--allow-lossy", action="store_true", help="let the search round gradients to fp16 or bf16")
+    parser.add_argument(
+        "--transports", default="gloo,mpi", metavar="LIST", help="transports to choose from (default gloo,mpi)"
+    )
+    parser.add_argument("--warmup", type=int, default=2, metavar="N", help="unscored steps per trial (default 2)")
+    parser.add_argument("--steps", type=int, default=5, metavar="N", help="scored steps per trial (default 5)")
+    parser.set_defaults(run=_run_sweep)
+
+
+def _add_train(commands: Any) -> None:
+    parser = _common(
+        commands, "train", "train with a plan, and show how it compares with the default (run it under mpirun)"
+    )
+    _job_options(parser, several_clusters=False)
+    parser.add_argument(
+        "--plan", default="best", metavar="best|FILE", help="the plan kept by the last sweep, or a file"
+    )
+    parser.add_argument("--steps", type=int, default=100, metavar="K", help="optimizer steps (default 100)")
+    parser.set_defaults(run=_run_train)
+
+
+def _add_best(commands: Any) -> None:
+    parser = _common(commands, "best", "the plans kept for reuse")
+    parser.add_argument("--workload", metavar="NAME", help="only this workload's")
+    parser.add_argument("--cluster", metavar="NAME", help="only this mix's")
+    parser.add_argument("--export", type=Path, metavar="FILE", help="write the one plan that is left to a file")
+    parser.set_defaults(run=_run_best)
+
+
+def _add_report(commands: Any) -> None:
+    parser = _common(commands, "report", "show a study's report again (the latest, if none is named)")
+    parser.add_argument("study", nargs="?", metavar="STUDY")
+    parser.set_defaults(run=_run_report)
+
+
+def _job(options: argparse.Namespace, arguments: list[str]) -> Job:
+    return Job(
+        workload=options.workload,
+        options=parse_options(options.set),
+        clusters=_names(options.cluster),
+        results=options.results or default_results(),
+        seed=options.seed,
+        rounds=options.rounds,
+        timeout_s=options.timeout,
+        command=shlex.join(["autotune", *arguments]),
+    )
+
+
+def _run_sweep(options: argparse.Namespace, arguments: list[str]) -> int:
+    from autotune.launched import run_sweep  # noqa: PLC0415 - a command loads what it needs when it is called
+
+    job = dataclasses.replace(
+        _job(options, arguments),
+        study=options.study,
+        trials=options.trials,
+        time_s=options.time,
+        sampler=options.sampler,
+        allow_lossy=options.allow_lossy,
+        transports=_names(options.transports),
+        warmup=options.warmup,
+        steps=options.steps,
+    )
+    return run_sweep(job, options.ranks, arguments, as_json=options.json, quiet=options.quiet)
+
+
+def _run_train(options: argparse.Namespace, arguments: list[str]) -> int:
+    from autotune.launched import run_train  # noqa: PLC0415
+
+    job = dataclasses.replace(_job(options, arguments), plan=options.plan, train_steps=options.steps)
+    return run_train(job, options.ranks, arguments, as_json=options.json, quiet=options.quiet)
+
+
+def _run_doctor(options: argparse.Namespace, _arguments: list[str]) -> int:
+    from autotune.commands import doctor  # noqa: PLC0415
+
+    return doctor(options.results or default_results(), options.ranks, as_json=options.json)
+
+
+def _run_best(options: argparse.Namespace, _arguments: list[str]) -> int:
+    from autotune.commands import best  # noqa: PLC0415
+
+    results = options.results or default_results()
+    return best(results, options.workload, options.cluster, options.export, as_json=options.json)
+
+
+def _run_report(options: argparse.Namespace, _arguments: list[str]) -> int:
+    from autotune.commands import report  # noqa: PLC0415
+
+    return report(options.results or default_results(), options.study, as_json=options.json)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)

@@ -1,0 +1,90 @@
+"""The commands that need no MPI job: doctor, best, report. None of them loads torch, mpi4py or Optuna."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from autotune.terminal import STDOUT, is_terminal, terminal_width
+from results.best import all_best, best_path
+from results.report import build_report
+from results.store import StudyStore, find_studies, write_json
+from workloads.errors import SpecError
+from workloads.serial import to_data
+
+
+def doctor(results: Path, num_ranks: int, *, as_json: bool) -> int:
+    """Exit code 1 if anything needs fixing."""
+    from autotune.doctor import examine  # noqa: PLC0415
+
+    findings = examine(results, num_ranks)
+    if as_json:
+        _write(to_data(findings))
+    else:
+        from results.list_console import show_findings  # noqa: PLC0415 - rich is not needed for JSON
+
+        show_findings(_console(), [(f.what, f.state, f.detail, f.fix) for f in findings])
+    return int(any(finding.state == "problem" for finding in findings))
+
+
+def best(results: Path, workload: str | None, cluster: str | None, export: Path | None, *, as_json: bool) -> int:
+    """List the kept plans, or export the one that is meant."""
+    kept = [
+        (path, plan)
+        for path, plan in all_best(results)
+        if workload in (None, plan.workload) and cluster in (None, plan.cluster)
+    ]
+    if not kept:
+        asked = " ".join(f"--{name} {value}" for name, value in (("workload", workload), ("cluster", cluster)) if value)
+        raise SpecError(
+            f"no best plan{' for ' + asked if asked else ''} in {str(results)!r}: run `autotune sweep` first"
+        )
+    if export is not None:
+        if len(kept) > 1:
+            names = ", ".join(f"{plan.workload} on {plan.cluster}" for _, plan in kept)
+            raise SpecError(f"--export needs one plan but {len(kept)} are kept ({names}): add --workload and --cluster")
+        try:
+            write_json(export, kept[0][1])
+        except OSError as error:
+            raise SpecError(f"cannot write {str(export)!r}: {error.strerror}") from error
+    if as_json:
+        _write([to_data(plan) | {"file": str(path)} for path, plan in kept])
+    else:
+        from results.list_console import show_best  # noqa: PLC0415
+
+        show_best(_console(), kept)
+    return 0
+
+
+def report(results: Path, study: str | None, *, as_json: bool) -> int:
+    """Show what a study has found so far."""
+    reports = [_report(results, store) for store in find_studies(results, study)]
+    if as_json:
+        _write([to_data(entry) for entry in reports] if len(reports) > 1 else to_data(reports[0]))
+        return 0
+    from results.console import show_ranking, show_report  # noqa: PLC0415
+
+    console = _console()
+    for entry in reports:
+        show_report(console, entry)
+    if len(reports) > 1:
+        show_ranking(console, reports)
+    return 0
+
+
+def _report(results: Path, store: StudyStore) -> Any:
+    info = store.info()
+    path = best_path(results, info.workload.name, info.cluster.name)
+    return build_report(info, store.records(), store.comparison(), str(path) if path.exists() else None)
+
+
+def _console() -> Any:
+    from results.console import make_console  # noqa: PLC0415
+
+    return make_console(stream=sys.stdout, terminal=is_terminal(STDOUT), width=terminal_width(STDOUT))
+
+
+def _write(data: Any) -> None:
+    sys.stdout.write(json.dumps(data, indent=1) + "\n")

@@ -1,0 +1,78 @@
+"""The comparison that ends a sweep: plans in turn within one job, so that what disturbs the machine disturbs all.
+
+The default runs first and again last in each round, which shows the noise. DDP tuned by hand is the peer to beat. The
+best plan also runs with one knob at a time put back to the default: what it loses is what the knob was worth.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from autotune.runtime.crew import Measurement
+from results.record import AGAIN, BEST, DDP_DEFAULT, DDP_TUNED, Comparison, Contender, Role, TrialRecord
+from results.stats import speedup
+from workloads.plan import Plan
+from workloads.quantity import format_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One plan to compare, and the knob it puts back, if that is what it is for."""
+
+    name: str
+    plan: Plan
+    reverts: str = ""
+
+
+def fastest(records: Sequence[TrialRecord], *roles: Role) -> TrialRecord | None:
+    """The fastest finished trial of those roles (of all, if none is named)."""
+    finished = [record for record in records if record.step_s is not None and (not roles or record.role in roles)]
+    return min(finished, key=lambda record: record.step_s or 0.0, default=None)
+
+
+def entries(records: Sequence[TrialRecord], best: Plan) -> list[Entry]:
+    """Who is compared with whom, in order."""
+    default, peer = fastest(records, Role.DEFAULT), fastest(records, Role.PEER)
+    chosen = []
+    if default is not None:
+        chosen.append(Entry(name=DDP_DEFAULT, plan=default.plan))
+    if peer is not None:
+        chosen.append(Entry(name=DDP_TUNED, plan=peer.plan))
+    chosen.append(Entry(name=BEST, plan=best))
+    if default is not None:
+        chosen += reverted(best, default.plan)
+        chosen.append(Entry(name=DDP_DEFAULT + AGAIN, plan=default.plan))
+    return chosen
+
+
+def reverted(best: Plan, default: Plan) -> list[Entry]:
+    """The best plan with one knob at a time as in the default; knobs that are so anyway are left out."""
+    bucket = dataclasses.replace(best.comm, bucket_bytes=default.comm.bucket_bytes)
+    transport = dataclasses.replace(best.comm, transport=default.comm.transport)
+    changed = [
+        ("batch split", "even split", dataclasses.replace(best, batch=default.batch)),
+        ("bucket size", f"{format_bytes(bucket.bucket_bytes)} buckets", dataclasses.replace(best, comm=bucket)),
+        ("codec", f"codec {default.compression.codec}", dataclasses.replace(best, compression=default.compression)),
+        ("transport", f"over {transport.transport}", dataclasses.replace(best, comm=transport)),
+    ]
+    return [Entry(name=f"{BEST}, {text}", plan=plan, reverts=knob) for knob, text, plan in changed if plan != best]
+
+
+def contenders(chosen: Sequence[Entry], measured: Sequence[Measurement]) -> tuple[Contender, ...]:
+    """The entries with what they measured."""
+    return tuple(
+        Contender(name=e.name, plan=e.plan, rounds_s=m.steps_s, ranks=m.ranks, reverts=e.reverts)
+        for e, m in zip(chosen, measured, strict=True)
+    )
+
+
+def winner(comparison: Comparison) -> Contender:
+    """The contender to keep: the fastest, unless the default is as fast within noise."""
+    quickest = min(comparison.contenders, key=lambda contender: median(contender.rounds_s))
+    first = comparison.contenders[0]
+    if first.name == DDP_DEFAULT and speedup(first.rounds_s, quickest.rounds_s).verdict != "faster":
+        return first
+    return quickest

@@ -1,0 +1,89 @@
+"""What the user asked for, checked at the door: before MPI starts where possible, and by rank 0 alone where not."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from results.record import BestPlan
+from results.store import read_json, safe_name, writable_folder
+from workloads.cluster import Cluster, load_cluster
+from workloads.errors import SpecError
+from workloads.registry import check_workload_name
+
+RESULTS_VARIABLE = "AUTOTUNE_RESULTS"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A sweep or a training run, as asked for."""
+
+    workload: str
+    options: dict[str, str] = field(default_factory=dict)
+    clusters: tuple[str, ...]
+    results: Path
+    seed: int = 0
+    command: str = ""
+    study: str | None = None
+    trials: int = 20
+    time_s: float | None = None
+    sampler: str = "tpe"
+    allow_lossy: bool = False
+    transports: tuple[str, ...] = ("gloo", "mpi")
+    warmup: int = 2
+    steps: int = 5
+    timeout_s: float = 120.0
+    rounds: int = 10
+    plan: str = "best"
+    train_steps: int = 100
+
+    @property
+    def workload_name(self) -> str:
+        """The workload with its options: what files and reports call it."""
+        return ",".join([self.workload, *(f"{key}={value}" for key, value in sorted(self.options.items()))])
+
+    @property
+    def study_name(self) -> str:
+        return self.study or safe_name(self.workload_name)
+
+
+def default_results() -> Path:
+    """Where a run writes unless told otherwise."""
+    return Path(os.environ.get(RESULTS_VARIABLE) or Path("results") / "data")
+
+
+def parse_options(pairs: list[str]) -> dict[str, str]:
+    """`["norm=batch"]` -> {"norm": "batch"}."""
+    options = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise SpecError(f"--set {pair!r}: write KEY=VALUE, such as --set global_batch=128")
+        options[key] = value
+    return options
+
+
+def check_job(job: Job, num_ranks: int) -> tuple[Cluster, ...]:
+    """Refuse what cannot work; the clusters as a job of `num_ranks` runs on them. Loads neither torch nor MPI."""
+    check_workload_name(job.workload)
+    clusters = tuple(load_cluster(spec).for_ranks(num_ranks) for spec in job.clusters)
+    if len({cluster.name for cluster in clusters}) < len(clusters):
+        raise SpecError(f"--cluster {','.join(job.clusters)} names a mix twice: name each once")
+    for what, value in (
+        ("--trials", job.trials),
+        ("--steps", job.steps),
+        ("--warmup", job.warmup),
+        ("--rounds", job.rounds),
+    ):
+        if value < 1:
+            raise SpecError(f"{what} is {value}: it must be at least 1")
+    writable_folder(job.results)
+    return clusters
+
+
+def read_plan_file(path: str) -> BestPlan:
+    """A plan as `autotune sweep` keeps it and `autotune best --export` writes it."""
+    if not Path(path).exists():
+        raise SpecError(f"no plan file {path!r}: name a file, or use --plan best for the one kept by the last sweep")
+    return read_json(BestPlan, Path(path))

@@ -1,0 +1,164 @@
+"""From a command to a job on all ranks, and back to one exit code.
+
+Every rank comes through here. Bad input is found by rank 0 alone, which tells the user once and the other ranks to leave
+with the same code. What escapes on any other rank ends the whole job, naming that rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from autotune.job import Job, check_job
+from autotune.runtime.control import Control, launched_ranks, start_control
+from autotune.runtime.launch import become, mpirun_command
+from autotune.terminal import STDERR, STDOUT, is_terminal, terminal_width
+from results.environment import available_cores
+from workloads.cluster import Cluster
+from workloads.errors import AutotuneError
+from workloads.serial import to_data
+
+DEBUG_VARIABLE = "AUTOTUNE_DEBUG"
+
+Body = Callable[[tuple[Cluster, ...], Control], None]
+
+
+def run_sweep(job: Job, num_ranks: int | None, arguments: list[str], *, as_json: bool, quiet: bool) -> int:
+    """`autotune sweep` on this rank."""
+
+    def body(clusters: tuple[Cluster, ...], control: Control) -> None:
+        from autotune.sweep import sweep  # noqa: PLC0415 - loads torch, after the door
+        from results.console import show_ranking, show_report  # noqa: PLC0415
+        from results.progress import SweepProgress  # noqa: PLC0415
+
+        with SweepProgress(_console(STDERR, quiet=quiet or not control.is_leader)) as progress:
+            reports = sweep(job, clusters, control, progress)
+        if not control.is_leader:
+            return
+        if as_json:
+            _write_json([to_data(report) for report in reports] if len(reports) > 1 else to_data(reports[0]))
+            return
+        console = _console(STDOUT)
+        for report in reports:
+            show_report(console, report)
+        if len(reports) > 1:
+            show_ranking(console, reports)
+
+    return run_on_ranks(job, num_ranks, arguments, body)
+
+
+def run_train(job: Job, num_ranks: int | None, arguments: list[str], *, as_json: bool, quiet: bool) -> int:
+    """`autotune train` on this rank."""
+
+    def body(clusters: tuple[Cluster, ...], control: Control) -> None:
+        from autotune.train import train  # noqa: PLC0415 - loads torch, after the door
+        from results.training_console import TrainingProgress, show_training  # noqa: PLC0415
+
+        with TrainingProgress(_console(STDERR, quiet=quiet or not control.is_leader), job.train_steps) as progress:
+            report = train(job, clusters[0], control, progress.step_done)
+        if report is None:
+            return
+        if as_json:
+            _write_json(to_data(report))
+        else:
+            show_training(_console(STDOUT), report)
+
+    return run_on_ranks(job, num_ranks, arguments, body)
+
+
+def run_on_ranks(job: Job, num_ranks: int | None, arguments: list[str], body: Body) -> int:
+    """Start mpirun if asked to; otherwise be one rank of the job. The exit code of this rank."""
+    if num_ranks is not None and launched_ranks() is None:
+        check_job(job, num_ranks)
+        command = mpirun_command(num_ranks, arguments, num_cores=available_cores(), is_root=os.geteuid() == 0)
+        sys.stderr.write(f"+ {shlex.join(command)}\n")
+        become(command)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    control = start_control()
+    _tell_when_interrupted(control)
+    try:
+        body(_pass_the_door(job, control), control)
+    except Exception as error:  # noqa: BLE001 - the last line of defence: no rank may be left hanging
+        return _end(error, control)
+    return 0
+
+
+class _RefusedError(AutotuneError):
+    """Rank 0 has refused the input; this rank only has to leave."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__("refused by rank 0")
+        self.exit_code = exit_code
+
+
+def _pass_the_door(job: Job, control: Control) -> tuple[Cluster, ...]:
+    """Rank 0 checks the input; every rank learns the verdict."""
+    if not control.is_leader:
+        if exit_code := control.broadcast():
+            raise _RefusedError(exit_code)
+        return check_job(job, control.size)
+    try:
+        clusters = check_job(job, control.size)
+    except AutotuneError as error:
+        _tell(str(error))
+        control.broadcast(error.exit_code)
+        raise _RefusedError(error.exit_code) from error
+    control.broadcast(0)
+    return clusters
+
+
+def _end(error: Exception, control: Control) -> int:
+    """Say what went wrong, once; get every rank out; the exit code."""
+    from autotune.bench import AgreedError  # noqa: PLC0415 - loads torch, which is loaded by now or was never needed
+    from autotune.runtime.crew import DismissedError  # noqa: PLC0415
+
+    if os.environ.get(DEBUG_VARIABLE):
+        traceback.print_exception(error)
+    if isinstance(error, _RefusedError | DismissedError):
+        return error.exit_code
+    if isinstance(error, AgreedError):
+        if control.is_leader:
+            _tell(str(error))
+        control.share(None)
+        return error.exit_code
+    known = isinstance(error, AutotuneError)
+    _tell(str(error) if known else f"rank {control.rank}: {type(error).__name__}: {error}")
+    exit_code = error.exit_code if isinstance(error, AutotuneError) else 1
+    if not (control.is_leader and known):
+        control.abort(exit_code)  # SilentRank too: nobody knows where the other ranks are, so none can be told
+    control.broadcast({"do": "stop", "exit_code": exit_code})
+    return exit_code
+
+
+def _tell(message: str) -> None:
+    sys.stderr.write(f"autotune: error: {message}\n")
+    sys.stderr.flush()
+
+
+def _tell_when_interrupted(control: Control) -> None:
+    """Whatever is finished is on disk, so an interrupted job just says so and leaves."""
+
+    def leave(number: int, _frame: Any) -> None:
+        if control.is_leader:
+            os.write(STDERR, b"\nautotune: interrupted; the same command goes on from here\n")
+        os._exit(128 + number)
+
+    signal.signal(signal.SIGINT, leave)
+    signal.signal(signal.SIGTERM, leave)
+
+
+def _console(stream: int, *, quiet: bool = False) -> Any:
+    from results.console import make_console  # noqa: PLC0415
+
+    file = sys.stdout if stream == STDOUT else sys.stderr
+    return make_console(stream=file, terminal=is_terminal(stream), width=terminal_width(stream), quiet=quiet)
+
+
+def _write_json(data: Any) -> None:
+    sys.stdout.write(json.dumps(data, indent=1) + "\n")

@@ -1,0 +1,97 @@
+"""The control plane: the only door to mpi4py. Rank 0 leads; the others take orders and report.
+
+Messages are small JSON-able values. Nobody waits inside MPI, where a waiting rank spins at full speed and slows the
+ranks that work: all waits here poll with a short sleep. An exception that escapes on any rank ends the whole job, with
+one message that names the rank.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from typing import Any, NoReturn
+
+from workloads.errors import AutotuneError
+
+_POLL_S = 0.0005
+_TAG_DOWN, _TAG_UP = 1, 2
+_PR_SET_PDEATHSIG = 1
+
+
+class RankSilentError(AutotuneError):
+    """A rank did not report in time; the job cannot go on without it."""
+
+
+class Control:
+    """This process's place in the job, and its line to the others."""
+
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm
+        self.rank: int = comm.Get_rank()
+        self.size: int = comm.Get_size()
+
+    @property
+    def is_leader(self) -> bool:
+        return self.rank == 0
+
+    def broadcast(self, message: Any = None) -> Any:
+        """Rank 0's message, on every rank."""
+        if not self.is_leader:
+            return self._receive(source=0, tag=_TAG_DOWN, deadline=None)
+        self._finish([self.comm.isend(message, dest=rank, tag=_TAG_DOWN) for rank in range(1, self.size)])
+        return message
+
+    def gather(self, message: Any, *, timeout_s: float | None = None) -> list[Any] | None:
+        """Every rank's message on rank 0, None elsewhere. Raises RankSilentError naming who did not answer in time."""
+        if not self.is_leader:
+            self._finish([self.comm.isend(message, dest=0, tag=_TAG_UP)])
+            return None
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        return [message, *(self._receive(source=rank, tag=_TAG_UP, deadline=deadline) for rank in range(1, self.size))]
+
+    def share(self, message: Any) -> list[Any]:
+        """Every rank's message on every rank."""
+        return list(self.broadcast(self.gather(message)))
+
+    def _receive(self, *, source: int, tag: int, deadline: float | None) -> Any:
+        while not self.comm.iprobe(source=source, tag=tag):
+            if deadline is not None and time.monotonic() > deadline:
+                raise RankSilentError(f"rank {source} did not answer in time: it hangs or has died")
+            time.sleep(_POLL_S)
+        return self.comm.recv(source=source, tag=tag)
+
+    def _finish(self, requests: list[Any]) -> None:
+        while not all(request.test()[0] for request in requests):
+            time.sleep(_POLL_S)
+
+    def abort(self, exit_code: int) -> NoReturn:
+        """End every rank of the job at once. Whatever must survive is on disk already."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.comm.Abort(exit_code)
+        os._exit(exit_code)
+
+
+def start_control() -> Control:
+    """Join the MPI job (a job of one, if started without mpirun)."""
+    _die_with_parent()
+    from mpi4py import MPI  # noqa: PLC0415 - importing it joins the job
+
+    return Control(MPI.COMM_WORLD.Dup())
+
+
+def launched_ranks() -> int | None:
+    """How many ranks mpirun started, or None outside mpirun; known without touching MPI."""
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return None
+
+
+def _die_with_parent() -> None:
+    """On Linux, end with mpirun: killing it hard would otherwise leave its ranks running."""
+    if launched_ranks() is not None and sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

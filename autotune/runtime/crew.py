@@ -1,0 +1,146 @@
+"""Leader and followers: rank 0 gives an order, all ranks carry it out, rank 0 hears from everyone.
+
+An order is a plain dict, broadcast as JSON-able data. A follower does nothing but wait for orders, so there is one
+place where ranks can be out of step, and it is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.runtime.control import Control, RankSilentError
+from autotune.runtime.trial import Effort, RankOutcome, RankRunner
+from profilers.timeline import Timeline
+from results.record import RankResult, TrialState
+from workloads.errors import AutotuneError
+from workloads.plan import Plan
+from workloads.serial import from_data, to_data
+
+_GRACE_S = 5.0
+"""How much longer than a trial's time limit the leader waits for a silent rank."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """A trial as all ranks saw it together."""
+
+    state: TrialState
+    reason: str = ""
+    steps_s: tuple[float, ...] = ()
+    """Each step: the slowest rank's time."""
+    ranks: tuple[RankResult, ...] = ()
+    timeline: Timeline = field(default_factory=Timeline)
+
+
+class Crew:
+    """The ranks of a job, as rank 0 sees them."""
+
+    def __init__(self, control: Control, runner: RankRunner) -> None:
+        self._control = control
+        self._runner = runner
+
+    def measure(self, plan: Plan, effort: Effort) -> Measurement:
+        """Run a trial on all ranks."""
+        outcomes = self._order({"do": "trial", "plan": to_data(plan), "effort": to_data(effort)}, effort)
+        return combine([outcome[0] for outcome in outcomes])
+
+    def contest(self, plans: Sequence[Plan], rounds: int, effort: Effort) -> list[Measurement]:
+        """Run several plans in turn on all ranks; a measurement's steps_s holds the mean step of each round."""
+        order = {"do": "contest", "plans": to_data(list(plans)), "rounds": rounds, "effort": to_data(effort)}
+        measured = [combine(outcomes) for outcomes in zip(*self._order(order, effort), strict=True)]
+        if failed := next((m for m in measured if m.state is not TrialState.COMPLETE), None):
+            raise TrialFailedError(f"the comparison failed: {failed.reason}: run the same command again")
+        return measured
+
+    def train(self, plan: Plan, effort: Effort, on_step: Callable[[int], None]) -> Training:
+        """Train on all ranks for as long as the effort says."""
+        order = {"do": "train", "plan": to_data(plan), "effort": to_data(effort)}
+        outcomes = [outcome[0] for outcome in self._order(order, effort, on_step)]
+        measured = combine(outcomes)
+        if measured.state is not TrialState.COMPLETE:
+            raise TrialFailedError(f"training failed: {measured.reason}")
+        losses = tuple(sum(shares) for shares in zip(*(outcome.loss_shares for outcome in outcomes), strict=True))
+        return Training(measured=measured, losses=losses, accuracy=outcomes[0].accuracy)
+
+    def dismiss(self, exit_code: int = 0) -> None:
+        """The job is done: every follower returns."""
+        self._control.broadcast({"do": "stop", "exit_code": exit_code})
+
+    def _order(
+        self, order: dict[str, Any], effort: Effort, on_step: Callable[[int], None] = lambda _: None
+    ) -> list[list[RankOutcome]]:
+        self._control.broadcast(order)
+        mine = carry_out(order, self._runner, on_step)
+        try:
+            return self._control.gather(mine, timeout_s=effort.timeout_s + _GRACE_S) or []
+        except RankSilentError as error:
+            raise SilentRank(Measurement(state=TrialState.FAILED, reason=str(error))) from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """A training run as all ranks saw it together."""
+
+    measured: Measurement
+    losses: tuple[float, ...]
+    """Of the whole batch, step by step."""
+    accuracy: float | None
+
+
+class DismissedError(AutotuneError):
+    """Rank 0 has ended the job and has said why."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__("ended by rank 0")
+        self.exit_code = exit_code
+
+
+class TrialFailedError(AutotuneError):
+    """Something that must not fail did: there is nothing to go on with."""
+
+
+class SilentRank(Exception):  # noqa: N818 - carries a measurement to be recorded before the job ends
+    """A rank neither answered nor failed; the trial can be recorded but the job cannot go on."""
+
+    def __init__(self, measurement: Measurement) -> None:
+        super().__init__(measurement.reason)
+        self.measurement = measurement
+
+
+def follow(control: Control, runner: RankRunner) -> None:
+    """What every rank but 0 does until dismissed. Raises DismissedError where rank 0 ended the job with an error."""
+    while (order := control.broadcast())["do"] != "stop":
+        control.gather(carry_out(order, runner))
+    if order["exit_code"]:
+        raise DismissedError(order["exit_code"])
+
+
+def carry_out(
+    order: dict[str, Any], runner: RankRunner, on_step: Callable[[int], None] = lambda _: None
+) -> list[RankOutcome]:
+    """This rank's part of an order."""
+    effort = from_data(Effort, order["effort"], "effort")
+    if order["do"] == "contest":
+        plans = [from_data(Plan, plan, "plan") for plan in order["plans"]]
+        return runner.contest(plans, order["rounds"], effort)
+    plan = from_data(Plan, order["plan"], "plan")
+    return [runner.train(plan, effort, on_step) if order["do"] == "train" else runner.trial(plan, effort)]
+
+
+def combine(outcomes: Sequence[RankOutcome]) -> Measurement:
+    """One measurement from the ranks' outcomes: the slowest rank sets each step, the first cause sets the failure."""
+    faults = [(rank, outcome.fault) for rank, outcome in enumerate(outcomes) if outcome.fault is not None]
+    if faults:
+        # A rank that lost its peer is a consequence; among causes the earliest came first.
+        rank, fault = min(faults, key=lambda entry: (entry[1].kind == "peer", entry[1].at_s))
+        state = TrialState.INFEASIBLE if fault.kind == "memory" else TrialState.FAILED
+        reason = fault.message if fault.kind == "memory" else f"rank {rank}: {fault.message}"
+        return Measurement(state=state, reason=reason)
+    return Measurement(
+        state=TrialState.COMPLETE,
+        steps_s=tuple(max(times) for times in zip(*(outcome.steps_s for outcome in outcomes), strict=True)),
+        ranks=tuple(outcome.result for outcome in outcomes if outcome.result is not None),
+        timeline=Timeline.merge(outcome.timeline for outcome in outcomes),
+    )

@@ -1,0 +1,109 @@
+"""Process groups bootstrapped from the MPI ranks: one per trial, so that a failed trial leaves nothing behind.
+
+The transport interface is torch's own `ProcessGroup`: gloo and NCCL are torch's, MPI is ours, and emulated links wrap
+any of them. A rank that drops its group closes its connections, which is how gloo peers learn of a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from autotune.runtime.control import Control
+from autotune.runtime.link_clock import LinkClocks
+from autotune.runtime.mpi_group import MpiGroup
+from autotune.runtime.paced_group import PacedGroup
+from workloads.cluster import Cluster
+from workloads.errors import SpecError
+
+
+class Groups:
+    """Opens the process group of each trial. Made once per job, by all ranks together."""
+
+    def __init__(self, control: Control, cluster: Cluster) -> None:
+        self._control = control
+        self._cluster = cluster
+        self._epoch = 0
+        hosts = control.share(socket.gethostname())
+        self._one_machine = len(set(hosts)) == 1
+        self._store = self._make_store(hosts[0])
+        self._clocks = self._map_clocks() if cluster.is_emulated else None
+
+    @contextmanager
+    def open(self, transport: str, *, timeout_s: float) -> Iterator[dist.ProcessGroup]:
+        """A group for one trial. Everything that holds the group must be let go before the context ends."""
+        self._epoch += 1
+        group = real = self._real_group(transport, timeout_s)
+        failed = True
+        try:
+            if self._clocks is not None:
+                group = PacedGroup(real, self._cluster, self._clocks, epoch=self._epoch)
+            yield group
+            failed = False
+        finally:
+            if isinstance(real, MpiGroup):
+                real.close(failed=failed)
+            if isinstance(group, PacedGroup):
+                group.close()
+
+    def _real_group(self, transport: str, timeout_s: float) -> dist.ProcessGroup:
+        if transport == "mpi":
+            return MpiGroup(self._control.comm.Dup(), timeout_s=timeout_s)
+        store = PrefixStore(f"group{self._epoch}", self._store)
+        rank, size, timeout = self._control.rank, self._control.size, timedelta(seconds=timeout_s)
+        group = dist.ProcessGroup(store, rank, size)
+        if transport == "gloo":
+            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            options._timeout = timeout
+            options._devices = [self._gloo_device()]
+            backend: Any = dist.ProcessGroupGloo(store, rank, size, options)
+            kind, device = dist.ProcessGroup.BackendType.GLOO, torch.device("cpu")
+        elif transport == "nccl" and dist.is_nccl_available():
+            nccl_options = dist.ProcessGroupNCCL.Options()
+            nccl_options._timeout = timeout
+            backend = dist.ProcessGroupNCCL(store, rank, size, nccl_options)
+            kind, device = dist.ProcessGroup.BackendType.NCCL, torch.device("cuda")
+        else:
+            raise SpecError(
+                f"transport {transport!r} is not available here: use gloo or mpi, or install a CUDA build of torch"
+            )
+        group._set_default_backend(kind)
+        group._register_backend(device, kind, backend)
+        return group
+
+    def _gloo_device(self) -> Any:
+        if self._one_machine:
+            return dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")
+        if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
+            return dist.ProcessGroupGloo.create_device(interface=interface)
+        return dist.ProcessGroupGloo.create_device(hostname=socket.gethostname())
+
+    def _make_store(self, leader_host: str) -> Store:
+        address = "127.0.0.1" if self._one_machine else leader_host
+        if self._control.is_leader:
+            store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+            self._control.broadcast(store.port)
+            return store
+        return TCPStore(address, self._control.broadcast(), is_master=False)
+
+    def _map_clocks(self) -> LinkClocks:
+        if not self._one_machine:
+            raise SpecError(
+                f"cluster {self._cluster.name!r} is emulated by pacing, which needs all ranks on one machine: "
+                "start them on one, or use --cluster this-machine to tune the real devices"
+            )
+        path = self._control.broadcast(LinkClocks.create(self._cluster) if self._control.is_leader else None)
+        clocks = LinkClocks(self._cluster, path)
+        self._control.share(None)
+        if self._control.is_leader:
+            Path(path).unlink()
+        return clocks

@@ -1,0 +1,127 @@
+"""A process group whose all-reduces take as long as they would on the emulated links.
+
+It wraps any real process group and is one itself, so torch DDP, its hooks and our own reducer all run on it unchanged:
+nothing that is measured knows. The real collective runs at once; a delivery thread hands its result over when the
+virtual clocks of the links say that the last byte has arrived. Only all-reduce is paced: it is what a step waits for.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions, Work
+from torch.futures import Future
+
+from autotune.runtime.link_clock import LinkClocks, ring_latency_s, ring_loads
+from workloads.cluster import Cluster
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delivery:
+    """One collective as the links saw it, on the monotonic clock."""
+
+    num_bytes: int
+    posted_s: float
+    start_s: float
+    """When the last rank had joined."""
+    end_s: float
+
+
+class FutureWork(Work):
+    """A handle on a collective that some thread of ours completes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._outcome: Future[Any] = Future()
+        # An exception raised by a callback reaches C++ waiters such as DDP's reducer; Future.set_exception would not.
+        self._future = self._outcome.then(_value_or_raise)
+
+    def complete(self, outcome: list[Tensor] | Exception) -> None:
+        self._outcome.set_result(outcome)
+
+    def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002 - torch's signature; the group limits the wait
+        self._future.wait()
+        return True
+
+    def get_future(self) -> Future[Any]:
+        return self._future
+
+
+def _value_or_raise(outcome: Future[Any]) -> Any:
+    value = outcome.value()
+    if isinstance(value, Exception):
+        raise value
+    return value
+
+
+class PacedGroup(dist.ProcessGroup):
+    """`inner`, as slow as the links of `cluster`. `epoch` tells the groups of one job apart."""
+
+    def __init__(self, inner: dist.ProcessGroup, cluster: Cluster, clocks: LinkClocks, *, epoch: int) -> None:
+        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
+        self.deliveries: list[Delivery] = []
+        self._inner: dist.ProcessGroup | None = inner
+        self._host_of_rank = cluster.host_of_rank
+        self._latency_s = ring_latency_s(cluster)
+        self._clocks = clocks
+        self._epoch = epoch
+        self._sequence = 0
+        self._queue: queue.SimpleQueue[tuple[int, float, Any, list[Tensor], FutureWork] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._deliver, name="autotune-links", daemon=True)
+        self._thread.start()
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
+        listed = list(tensors) if isinstance(tensors, list | tuple) else [tensors]
+        assert self._inner is not None
+        self._clocks.post(self._sequence, self.rank())
+        posted_s = time.monotonic()
+        real = self._inner.allreduce(listed, opts if opts is not None else dist.AllreduceOptions())
+        work = FutureWork()
+        self._queue.put((self._sequence, posted_s, real, listed, work))
+        self._sequence += 1
+        return work
+
+    def broadcast(self, tensors: Any, opts: Any) -> Any:  # type: ignore[override]
+        assert self._inner is not None
+        return self._inner.broadcast(tensors, opts)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        assert self._inner is not None
+        return self._inner.allgather(outputs, inputs, opts if opts is not None else AllgatherOptions())
+
+    def barrier(self, opts: Any = None) -> Any:
+        assert self._inner is not None
+        return self._inner.barrier(opts if opts is not None else dist.BarrierOptions())
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        return "paced"
+
+    def close(self) -> None:
+        """Let go of the real group, which tells its peers; the delivery thread ends by itself."""
+        self._queue.put(None)
+        self._inner = None
+
+    def _deliver(self) -> None:
+        while (item := self._queue.get()) is not None:
+            sequence, posted_s, real, tensors, work = item
+            try:
+                real.wait()
+                self._pass_time(sequence, posted_s, sum(t.numel() * t.element_size() for t in tensors))
+            except Exception as error:  # noqa: BLE001 - every failure belongs to whoever waits for this work
+                work.complete(error)
+            else:
+                work.complete(tensors)
+            del item, real, tensors, work
+
+    def _pass_time(self, sequence: int, posted_s: float, num_bytes: int) -> None:
+        key = (self._epoch << 24) + sequence + 1
+        loads = ring_loads(self._host_of_rank, num_bytes)
+        start_s, end_s = self._clocks.finish_collective(sequence, key, loads, self._latency_s)
+        time.sleep(max(end_s - time.monotonic(), 0.0))
+        self.deliveries.append(Delivery(num_bytes=num_bytes, posted_s=posted_s, start_s=start_s, end_s=end_s))

@@ -1,0 +1,103 @@
+"""Gradients summed over ranks in buckets, overlapped with backward.
+
+Gradients live in flat buckets, filled from the last parameter to the first, and a bucket is sent when its last gradient
+has been accumulated. Every rank posts the same buckets in the same order, also a rank that has no samples (zeros) or
+parameters that took no part. The loss is weighted by b_i/B before backward, so the plain sum is the exact gradient of
+the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from autotune.runtime.codec import Codec
+
+
+class Bucket:
+    """Some parameters' gradients, side by side in one tensor."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+        self.flat = torch.zeros(
+            sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=parameters[0].device
+        )
+        self._views = [
+            view.view_as(p)
+            for p, view in zip(parameters, self.flat.split([p.numel() for p in parameters]), strict=True)
+        ]
+        self.missing = len(parameters)
+
+    def reset(self) -> None:
+        """Zero the gradients in place and make sure that the parameters still point here."""
+        self.flat.zero_()
+        self.missing = len(self.parameters)
+        for parameter, view in zip(self.parameters, self._views, strict=True):
+            parameter.grad = view
+
+
+class BucketReducer:
+    """Sums gradients while backward runs. Call `begin` before forward and `finish` after backward."""
+
+    def __init__(self, model: nn.Module, bucket_bytes: int, codec: Codec, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._codec = codec
+        self.buckets = [Bucket(p) for p in assign_buckets(list(model.parameters()), bucket_bytes)]
+        self._posted: list[tuple[Bucket, Tensor, Any]] = []
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(self._hook(bucket))
+            for bucket in self.buckets
+            for parameter in bucket.parameters
+        ]
+
+    def begin(self) -> None:
+        """A step starts: gradients are zero, nothing is posted."""
+        self._posted.clear()
+        for bucket in self.buckets:
+            bucket.reset()
+
+    def finish(self) -> None:
+        """Post what backward left, and wait until every gradient is the sum over all ranks."""
+        for bucket in self.buckets[len(self._posted) :]:
+            self._post(bucket)
+        for bucket, wire, work in self._posted:
+            work.wait()
+            self._codec.decode(wire, bucket.flat)
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._posted.clear()
+
+    def _hook(self, bucket: Bucket) -> Any:
+        def hook(_parameter: Tensor) -> None:
+            bucket.missing -= 1
+            # In order only: a later bucket that is complete waits for the earlier ones, as on every other rank.
+            while len(self._posted) < len(self.buckets) and self.buckets[len(self._posted)].missing == 0:
+                self._post(self.buckets[len(self._posted)])
+
+        return hook
+
+    def _post(self, bucket: Bucket) -> None:
+        wire = self._codec.encode(bucket.flat)
+        self._posted.append((bucket, wire, self._group.allreduce([wire], dist.AllreduceOptions())))
+
+
+def assign_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
+    """Parameters from last to first, cut where a bucket would pass `bucket_bytes`; one dtype and device per bucket."""
+    buckets: list[list[nn.Parameter]] = []
+    filled = 0
+    for parameter in reversed([p for p in parameters if p.requires_grad]):
+        num_bytes = parameter.numel() * parameter.element_size()
+        last = buckets[-1][0] if buckets else None
+        fits = last is not None and filled + num_bytes <= bucket_bytes
+        if last is None or not fits or (last.dtype, last.device) != (parameter.dtype, parameter.device):
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(parameter)
+        filled += num_bytes
+    return buckets

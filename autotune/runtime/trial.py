@@ -1,0 +1,217 @@
+"""One trial on one rank: warm-up, measured steps, and an account of them; and several plans in turn for a comparison.
+
+Whatever goes wrong on a rank becomes an outcome, never an exception: the rank drops its process group, the peers' waits
+fail in turn, and all ranks meet again at the end of the trial.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median
+
+import torch.distributed as dist
+
+from autotune.runtime.groups import Groups
+from autotune.runtime.mpi_group import PeerLostError
+from autotune.runtime.paced_group import PacedGroup
+from autotune.runtime.trainer import Seat, Step, Trainer
+from profilers.timeline import Span, Timeline
+from results.record import RankResult
+from workloads.errors import InfeasiblePlanError, TrialTimeoutError
+from workloads.plan import Plan
+from workloads.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Effort:
+    """How long to measure."""
+
+    warmup: int
+    steps: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """What ended a trial early on one rank."""
+
+    kind: str
+    """"own": the cause lies on this rank; "peer": another rank had left; "memory"; "time"."""
+    message: str
+    at_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankOutcome:
+    """What one rank has to say about a trial."""
+
+    fault: Fault | None = None
+    steps_s: tuple[float, ...] = ()
+    result: RankResult | None = None
+    timeline: Timeline = field(default_factory=Timeline)
+    loss_shares: tuple[float, ...] = ()
+    """This rank's part of each step's loss; the sum over ranks is the loss of the whole batch."""
+    accuracy: float | None = None
+
+
+class RankRunner:
+    """Runs trials on this rank."""
+
+    def __init__(self, workload: Workload, groups: Groups, seat: Seat, *, seed: int) -> None:
+        self._workload = workload
+        self._groups = groups
+        self._seat = seat
+        self._seed = seed
+
+    def trial(self, plan: Plan, effort: Effort) -> RankOutcome:
+        """Measure one plan."""
+
+        def measure(trainers: list[Trainer], deadline: float) -> list[RankOutcome]:
+            _warm_up(trainers[0], effort.warmup, deadline)
+            cpu_s, steps = _run(trainers[0], effort.steps, deadline)
+            return [self._outcome(trainers[0], steps, cpu_s)]
+
+        return self._guarded(measure, [plan], effort.timeout_s)[0]
+
+    def contest(self, plans: Sequence[Plan], rounds: int, effort: Effort) -> list[RankOutcome]:
+        """Measure several plans in turn, `rounds` times; an outcome's steps_s holds the mean step of each round."""
+
+        def measure(trainers: list[Trainer], deadline: float) -> list[RankOutcome]:
+            for trainer in trainers:
+                _warm_up(trainer, effort.warmup, deadline)
+            all_steps: list[list[Step]] = [[] for _ in plans]
+            cpu_s = [0.0 for _ in plans]
+            means: list[list[float]] = [[] for _ in plans]
+            for _ in range(rounds):
+                for index, trainer in enumerate(trainers):
+                    used_s, steps = _run(trainer, effort.steps, deadline)
+                    cpu_s[index] += used_s / rounds
+                    all_steps[index] += steps
+                    means[index].append(fmean(step.total_s for step in steps))
+            outcomes = [self._outcome(t, s, c) for t, s, c in zip(trainers, all_steps, cpu_s, strict=True)]
+            return [_with_rounds(outcome, tuple(mean)) for outcome, mean in zip(outcomes, means, strict=True)]
+
+        return self._guarded(measure, plans, effort.timeout_s)
+
+    def train(self, plan: Plan, effort: Effort, on_step: Callable[[int], None]) -> RankOutcome:
+        """Train `effort.steps` steps without a warm-up; rank 0 also says how accurate the model became, if it can."""
+
+        def measure(trainers: list[Trainer], deadline: float) -> list[RankOutcome]:
+            steps = [trainers[0].metered_step()]
+            cpu_s = time.process_time()
+            while len(steps) < effort.steps:
+                steps += _run(trainers[0], 1, deadline)[1]
+                on_step(len(steps))
+            cpu_s = (time.process_time() - cpu_s) / max(effort.steps - 1, 1)
+            outcome = self._outcome(trainers[0], steps, cpu_s)
+            if self._seat.rank == 0 and (accuracy := getattr(self._workload, "accuracy", None)) is not None:
+                return [replace(outcome, accuracy=float(accuracy(trainers[0].model)))]
+            return [outcome]
+
+        return self._guarded(measure, [plan], effort.timeout_s)[0]
+
+    def _guarded(
+        self, measure: Callable[[list[Trainer], float], list[RankOutcome]], plans: Sequence[Plan], timeout_s: float
+    ) -> list[RankOutcome]:
+        """`measure` with a trainer for each plan, on groups that are gone afterwards however it ends."""
+        deadline = time.monotonic() + timeout_s
+        trainers: list[Trainer] = []
+        try:
+            with ExitStack() as stack:
+                transports = sorted({plan.comm.transport for plan in plans})
+                groups = {
+                    name: stack.enter_context(self._groups.open(name, timeout_s=timeout_s)) for name in transports
+                }
+                try:
+                    for plan in plans:
+                        group = groups[plan.comm.transport]
+                        trainers.append(Trainer(self._workload, plan, group, self._seat, seed=self._seed))
+                    return measure(trainers, deadline)
+                finally:
+                    while trainers:
+                        trainers.pop().close()
+                    groups.clear()
+        except Exception as error:  # noqa: BLE001 - a user's model may raise anything; the sweep goes on
+            # The traceback's frames hold the trainers, and they the group: peers wait until it is gone.
+            fault = _fault(error)
+            traceback.clear_frames(error.__traceback__)
+            return [RankOutcome(fault=fault)] * len(plans)
+        finally:
+            gc.collect()
+
+    def _outcome(self, trainer: Trainer, steps: list[Step], cpu_s: float) -> RankOutcome:
+        result = RankResult(
+            rank=self._seat.rank,
+            device=self._seat.device.name,
+            samples=trainer.plan.batch.samples[self._seat.rank],
+            compute_s=median(step.compute_s for step in steps),
+            wait_s=median(step.wait_s for step in steps),
+            cpu_s=cpu_s,
+            peak_memory_bytes=trainer.peak_memory_bytes,
+            late_s=median(step.late_s for step in steps),
+        )
+        return RankOutcome(
+            steps_s=tuple(step.total_s for step in steps),
+            result=result,
+            timeline=_timeline(steps[-1], self._seat.rank, trainer.group),
+            loss_shares=tuple(step.loss_share for step in steps),
+        )
+
+
+def _warm_up(trainer: Trainer, num_steps: int, deadline: float) -> None:
+    """At least one step always: it meters memory."""
+    trainer.metered_step()
+    _run(trainer, max(num_steps - 1, 0), deadline)
+
+
+def _run(trainer: Trainer, num_steps: int, deadline: float) -> tuple[float, list[Step]]:
+    """That many steps, and the processor time of one."""
+    cpu_s = time.process_time()
+    steps = []
+    for _ in range(num_steps):
+        if time.monotonic() > deadline:
+            raise TrialTimeoutError("the time limit of the trial has passed")
+        steps.append(trainer.step())
+    return (time.process_time() - cpu_s) / max(num_steps, 1), steps
+
+
+def _with_rounds(outcome: RankOutcome, rounds_s: tuple[float, ...]) -> RankOutcome:
+    return RankOutcome(steps_s=rounds_s, result=outcome.result, timeline=outcome.timeline)
+
+
+def _timeline(step: Step, rank: int, group: dist.ProcessGroup) -> Timeline:
+    """The last step's spans, with the collectives that the emulated links carried for it."""
+    spans = list(step.timeline(rank).spans)
+    for index, sent in enumerate(group.deliveries if isinstance(group, PacedGroup) else []):
+        if step.begin_s <= sent.start_s <= step.end_s:
+            name = f"all-reduce {index}"
+            spans.append(
+                Span(
+                    rank=rank,
+                    lane="comm",
+                    kind="comm",
+                    op=name,
+                    start_s=sent.start_s,
+                    end_s=sent.end_s,
+                    num_bytes=sent.num_bytes,
+                )
+            )
+    return Timeline.merge([Timeline(spans=tuple(spans))])
+
+
+def _fault(error: Exception) -> Fault:
+    text = f"{type(error).__name__}: {error}".strip()
+    if isinstance(error, InfeasiblePlanError):
+        kind, text = "memory", str(error)
+    elif isinstance(error, TrialTimeoutError):
+        kind, text = "time", str(error)
+    elif isinstance(error, PeerLostError) or "gloo" in text or "PeerLostError" in text:
+        kind = "peer"
+    else:
+        kind = "own"
+    return Fault(kind=kind, message=text.splitlines()[0][:300], at_s=time.monotonic())

@@ -1,0 +1,1 @@
+"""Propose: which plan to measure next."""

@@ -1,0 +1,1 @@
+"""Predict: what a plan costs on a device mix, without running it."""

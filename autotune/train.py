@@ -1,0 +1,75 @@
+"""Train with a plan: compare it with the default in the same job, then train, and say what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from autotune.bench import Bench, set_up
+from autotune.job import Job, read_plan_file
+from autotune.runtime.control import Control
+from autotune.runtime.crew import follow
+from autotune.runtime.trial import Effort
+from results.best import check_made_for, load_best
+from results.record import BestPlan
+from results.stats import speedup
+from results.training import TrainingReport
+from workloads.cluster import Cluster
+from workloads.plan import default_plan
+from workloads.split import bounds, even
+
+_STEPS_PER_ROUND = 2
+
+
+def train(job: Job, cluster: Cluster, control: Control, on_step: Callable[[int], None]) -> TrainingReport | None:
+    """Called by all ranks; the report is rank 0's."""
+    bench = set_up(job, cluster, control)
+    if not control.is_leader:
+        follow(control, bench.runner)
+        return None
+    report = lead_training(job, bench, on_step)
+    bench.crew.dismiss()
+    return report
+
+
+def lead_training(job: Job, bench: Bench, on_step: Callable[[int], None]) -> TrainingReport:
+    """Rank 0's part: choose the plan, compare, train, report."""
+    kept = find_plan(job, bench)
+    total = bench.info.global_batch
+    num_ranks = len(bench.cluster.devices)
+    kept.plan.validate(num_ranks=num_ranks, global_batch=total)
+    default = default_plan(even(total, bounds(num_ranks, total)), transport=bench.transports[0])
+    effort = Effort(warmup=2, steps=_STEPS_PER_ROUND, timeout_s=job.timeout_s)
+    before, ours = bench.crew.contest([default, kept.plan], job.rounds, effort)
+    begun = time.monotonic()
+    limit_s = job.timeout_s + job.train_steps * 20 * max(ours.steps_s)
+    done = bench.crew.train(kept.plan, Effort(warmup=0, steps=job.train_steps, timeout_s=limit_s), on_step)
+    seconds = time.monotonic() - begun
+    return TrainingReport(
+        workload=bench.info.name,
+        cluster=bench.cluster.name,
+        label=bench.cluster.label,
+        plan=kept.plan,
+        num_steps=job.train_steps,
+        seconds=seconds,
+        samples_per_s=total * job.train_steps / sum(done.measured.steps_s),
+        losses=done.losses,
+        accuracy=done.accuracy,
+        speedup=speedup(before.steps_s, ours.steps_s),
+        ranks=done.measured.ranks,
+    )
+
+
+def find_plan(job: Job, bench: Bench) -> BestPlan:
+    """The plan that was asked for, made for this workload on this mix."""
+    if job.plan == "best":
+        kept = load_best(job.results, bench.info.name, bench.cluster.name)
+    else:
+        kept = read_plan_file(job.plan)
+    check_made_for(
+        kept,
+        workload_fingerprint=bench.info.fingerprint,
+        cluster_fingerprint=bench.cluster.fingerprint(),
+        cluster=bench.cluster.name,
+    )
+    return kept

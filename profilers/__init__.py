@@ -1,0 +1,1 @@
+"""Observe: turn a run into numbers."""

@@ -1,0 +1,1 @@
+"""Remember and show: records, statistics, best plans, reports."""

@@ -1,0 +1,73 @@
+"""A training run in a terminal: a line of progress now and then, and what came of it."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from results.training import TrainingReport
+from results.units import format_interval, format_ms, format_rate, format_times, plan_summary
+from workloads.quantity import format_bytes
+
+_EVERY_S = 5.0
+
+
+class TrainingProgress:
+    """Says how far training is, every few seconds."""
+
+    def __init__(self, console: Console, total_steps: int) -> None:
+        self._console = console
+        self._total = total_steps
+        self._said_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def step_done(self, num_steps: int) -> None:
+        if time.monotonic() - self._said_s > _EVERY_S:
+            self._said_s = time.monotonic()
+            self._console.print(Text(f"step {num_steps}/{self._total}"), soft_wrap=True)
+
+
+def show_training(console: Console, report: TrainingReport) -> None:
+    """The run, and how its plan compares with the default."""
+    ratio = report.speedup
+    lines = [
+        f"{report.num_steps} steps in {report.seconds:.1f} s, {format_rate(report.samples_per_s)} samples/s",
+        f"loss {report.losses[0]:.4g} -> {report.losses[-1]:.4g}",
+        f"{format_times(ratio.value)} ({format_interval(ratio.low, ratio.high)}) torch DDP with its defaults in this job: {ratio.verdict}",
+        f"plan: {plan_summary(report.plan)}",
+    ]
+    if report.accuracy is not None:
+        lines.insert(2, f"accuracy {100 * report.accuracy:.1f} % on held-out data")
+    title = f"{report.workload} on {report.cluster} ({report.label})"
+    console.print(Panel(Text("\n".join(lines)), title=title, title_align="left"))
+    console.print(_rank_table(report))
+
+
+def _rank_table(report: TrainingReport) -> Table:
+    table = Table(title=f"Per rank, median step ({report.label})", title_justify="left")
+    for name in ("rank", "device", "samples", "compute ms", "wait ms", "CPU ms", "peak memory"):
+        table.add_column(name, justify="left" if name == "device" else "right")
+    for rank in report.ranks:
+        table.add_row(
+            str(rank.rank),
+            rank.device,
+            str(rank.samples),
+            format_ms(rank.compute_s),
+            format_ms(rank.wait_s),
+            format_ms(rank.cpu_s),
+            format_bytes(rank.peak_memory_bytes),
+        )
+    return table

@@ -1,0 +1,77 @@
+"""Figures as people read them: ms, samples/s, "2.31x", "41 s". Plain ASCII, for any terminal and log."""
+
+from __future__ import annotations
+
+from workloads.plan import Plan
+from workloads.quantity import format_bytes
+
+MANY_RANKS = 8
+NEAR_ONE = (0.9, 1.1)
+MISSING = "-"
+
+
+def format_number(value: float) -> str:
+    """Three figures, never an exponent: 0.342, 3.42, 34.2, 342, 3420."""
+    magnitude = abs(value)
+    if magnitude == 0:
+        return "0"
+    for limit, decimals in ((0.9995, 3), (9.995, 2), (99.95, 1)):
+        if magnitude < limit:
+            return f"{value:.{decimals}f}"
+    return f"{value:.0f}"
+
+
+def format_ms(seconds: float | None) -> str:
+    """0.2134 -> "213"; the unit stands in the column's heading."""
+    return MISSING if seconds is None else format_number(seconds * 1e3)
+
+
+def format_rate(samples_per_s: float | None) -> str:
+    """300.4 -> "300"."""
+    return MISSING if samples_per_s is None else format_number(samples_per_s)
+
+
+def format_times(ratio: float | None) -> str:
+    """2.3123 -> "2.31x"; near 1, where it matters, one figure more: "0.993x"."""
+    return MISSING if ratio is None else f"{_ratio(ratio)}x"
+
+
+def format_interval(low: float, high: float) -> str:
+    """The interval of a ratio: "2.28-2.35"."""
+    if any(NEAR_ONE[0] <= end < NEAR_ONE[1] for end in (low, high)):
+        return f"{low:.3f}-{high:.3f}"
+    return f"{_ratio(low)}-{_ratio(high)}"
+
+
+def format_percent(fraction: float | None) -> str:
+    """0.863 -> "86 %"."""
+    return MISSING if fraction is None else f"{fraction * 100:.0f} %"
+
+
+def format_duration(seconds: float) -> str:
+    """A rough time to wait: "41 s", "3 min", "1 h 10 min"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def plan_summary(plan: Plan) -> str:
+    """A plan in one line: "samples 27/18/13/6  bucket 1 MiB  gloo  none"; torch's own DDP is named first."""
+    comm = plan.comm
+    bucket = f"bucket {format_bytes(comm.bucket_bytes)}"
+    parts = (f"samples {format_shares(plan.batch.samples)}", bucket, comm.transport, plan.compression.codec)
+    return "  ".join(("DDP", *parts) if comm.reducer == "ddp" else parts)
+
+
+def format_shares(samples: tuple[int, ...]) -> str:
+    """Samples of each rank: "27/18/13/6"; of many ranks, the range."""
+    if len(samples) <= MANY_RANKS:
+        return "/".join(map(str, samples))
+    return f"{min(samples)} to {max(samples)} on {len(samples)} ranks"
+
+
+def _ratio(value: float) -> str:
+    if value >= NEAR_ONE[1]:
+        return format_number(value)
+    return f"{value:.3f}" if value >= NEAR_ONE[0] else f"{value:.2f}"

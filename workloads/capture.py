@@ -1,0 +1,199 @@
+"""A torch model as an OpGraph: run it forward on two small batches and count, per module, FLOPs and bytes.
+
+Every aten op is counted for the innermost module that was running (functional calls count for the module that makes
+them), so costs are exclusive of children. Two batch sizes give fixed and per-sample parts. FLOPs come from torch's own
+registry; bytes are inputs plus outputs of every op that is not a view. Backward is taken as a multiple of forward: one
+share for the gradient of the input, one for that of the weights, as for every matrix product and convolution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+
+from workloads.graph import Op, OpGraph
+
+LOSS = "(loss)"
+"""Name of the op that stands for what runs outside every module: the loss."""
+
+_FEW, _MANY = 2, 4
+
+
+def capture(model: nn.Module, run: Callable[[int], Tensor]) -> OpGraph:
+    """`run(n)` computes the loss of n samples with `model`. Nothing of the model is changed but buffers such as BatchNorm's."""
+    few, many = _count(model, run, _FEW), _count(model, run, _MANY)
+    ops = tuple(_op(name, model, few[name], many[name]) for name in many.order)
+    saved = (many.saved_bytes - few.saved_bytes) / (_MANY - _FEW)
+    return OpGraph(ops=ops, saved_bytes_per_sample=max(saved, 0.0))
+
+
+class SavedTensorMeter:
+    """Bytes that autograd holds for backward: the current sum and its peak, each storage counted once, parameters not."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.current_bytes = 0
+        self.peak_bytes = 0
+        self._own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+        self._holders: dict[int, int] = {}
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: _Held(tensor, self), lambda held: held.tensor):
+            yield
+
+    def hold(self, storage: int, num_bytes: int) -> None:
+        self._holders[storage] = self._holders.get(storage, 0) + 1
+        if self._holders[storage] == 1 and storage not in self._own:
+            self.current_bytes += num_bytes
+            self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+
+    def release(self, storage: int, num_bytes: int) -> None:
+        self._holders[storage] -= 1
+        if self._holders[storage] == 0:
+            del self._holders[storage]
+            if storage not in self._own:
+                self.current_bytes -= num_bytes
+
+
+class _Held:
+    """A saved tensor; its end of life is the end of the memory."""
+
+    def __init__(self, tensor: Tensor, meter: SavedTensorMeter) -> None:
+        self.tensor = tensor.detach()
+        self._meter = meter
+        storage = tensor.untyped_storage()
+        self._key, self._num_bytes = storage.data_ptr(), storage.nbytes()
+        meter.hold(self._key, self._num_bytes)
+
+    def __del__(self) -> None:
+        self._meter.release(self._key, self._num_bytes)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Tally:
+    """What one module did in one forward pass."""
+
+    flops: float = 0.0
+    num_bytes: float = 0.0
+    num_calls: int = 0
+    input_needs_grad: bool = False
+
+
+@dataclass(kw_only=True, slots=True)
+class _Counts:
+    tallies: dict[str, _Tally] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+    saved_bytes: int = 0
+
+    def __getitem__(self, name: str) -> _Tally:
+        return self.tallies.setdefault(name, _Tally())
+
+
+def _count(model: nn.Module, run: Callable[[int], Tensor], num_samples: int) -> _Counts:
+    names = {module: name or "(model)" for name, module in model.named_modules()}
+    counts, stack = _Counts(), [LOSS]
+
+    def enter(module: nn.Module, inputs: Any) -> None:
+        name = names.get(module, stack[-1])
+        stack.append(name)
+        tally = counts[name]
+        tally.num_calls += 1
+        tally.input_needs_grad |= any(isinstance(t, Tensor) and t.requires_grad for t in tree_leaves(inputs))
+
+    def leave(_module: nn.Module, _inputs: Any, _output: Any) -> None:
+        name = stack.pop()
+        if name not in counts.order:
+            counts.order.append(name)
+
+    meter = SavedTensorMeter(model)
+    handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
+    try:
+        with meter.watch(), _OpCounter(lambda: counts[stack[-1]]):
+            loss = run(num_samples)
+    finally:
+        for handle in handles:
+            handle.remove()
+    counts.saved_bytes = meter.current_bytes
+    counts.order.append(LOSS)
+    counts[LOSS].num_calls, counts[LOSS].input_needs_grad = 1, True
+    del loss
+    return counts
+
+
+class _OpCounter(TorchDispatchMode):
+    """Adds every aten op to the tally of the module that is running."""
+
+    def __init__(self, current: Callable[[], _Tally]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._current = current
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        tally = self._current()
+        tally.flops += _flops(func, args, kwargs, out)
+        tally.num_bytes += _bytes_moved(func, args, kwargs, out)
+        return out
+
+
+def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
+    packet = func._overloadpacket
+    if packet in flop_registry:
+        return float(flop_registry[packet](*args, **kwargs, out_val=out))
+    if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
+        return float(sdpa_flop_count(args[0].shape, args[1].shape, args[2].shape))
+    return 0.0
+
+
+def _bytes_moved(func: Any, args: Any, kwargs: Any, out: Any) -> int:
+    inputs, outputs = _tensors((args, kwargs)), _tensors(out)
+    storages = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    is_view = bool(outputs) and all(tensor.untyped_storage().data_ptr() in storages for tensor in outputs)
+    if is_view and not func._schema.is_mutable:
+        return 0
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*inputs, *outputs))
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _op(name: str, model: nn.Module, few: _Tally, many: _Tally) -> Op:
+    module = None if name == LOSS else (model if name == "(model)" else model.get_submodule(name))
+    own = [] if module is None else list(module.parameters(recurse=False))
+    flops = (many.flops - few.flops) / (_MANY - _FEW)
+    bytes_per_sample = (many.num_bytes - few.num_bytes) / (_MANY - _FEW)
+    return Op(
+        name=name,
+        kind="loss" if module is None else type(module).__name__,
+        num_calls=many.num_calls,
+        flops_per_sample=flops,
+        fixed_bytes=max(few.num_bytes - bytes_per_sample * _FEW, 0.0),
+        bytes_per_sample=bytes_per_sample,
+        param_bytes=_param_bytes(name, model, own),
+        backward_factor=_backward_factor(own, flops, input_needs_grad=many.input_needs_grad),
+    )
+
+
+def _param_bytes(name: str, model: nn.Module, own: Iterable[nn.Parameter]) -> int:
+    """Bytes of the module's trainable parameters; a tied one counts for the module that registered it first."""
+    first = {id(parameter): path.rpartition(".")[0] or "(model)" for path, parameter in model.named_parameters()}
+    return sum(math.prod(p.shape) * p.element_size() for p in own if p.requires_grad and first.get(id(p)) == name)
+
+
+def _backward_factor(own: list[nn.Parameter], flops: float, *, input_needs_grad: bool) -> float:
+    if own:
+        return float(input_needs_grad) + float(any(parameter.requires_grad for parameter in own))
+    if not input_needs_grad:
+        return 0.0
+    return 2.0 if flops > 0 else 1.0

@@ -1,0 +1,210 @@
+"""A device mix: hosts with an uplink and a downlink each, meeting in a switch, and the devices on them; one rank a device.
+
+Ranks are numbered through the hosts' devices in file order. A mix is *emulated* when its file states device speeds
+and says `emulation = "paced"`; with `emulation = "none"` the devices are whatever the ranks really run on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workloads.errors import SpecError, unknown_name
+from workloads.quantity import BYTES, BYTES_PER_S, FLOPS_PER_S, SECONDS, parse_quantity
+from workloads.serial import digest
+
+CLUSTER_FOLDER = Path(__file__).parent / "clusters"
+EMULATIONS = ("none", "paced")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """What computes. Speeds are stated for an emulated device and unknown (None) for a real one."""
+
+    name: str
+    flops_per_s: float | None = None
+    memory_bytes_per_s: float | None = None
+    launch_s: float = 0.0
+    """Fixed cost of starting one op."""
+    memory_bytes: float | None = None
+    """What may be held at once: parameters, gradients, optimizer state, buffers, saved activations. None: no limit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """A host's way to the switch, shared by everything its devices send and receive."""
+
+    up_bytes_per_s: float
+    down_bytes_per_s: float
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Host:
+    """A machine: its devices, and its link (None: whatever network is really there)."""
+
+    name: str
+    devices: tuple[Device, ...]
+    link: Link | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """A device mix."""
+
+    name: str
+    hosts: tuple[Host, ...]
+    emulation: str = "none"
+    description: str = ""
+    any_ranks: bool = False
+    """The one device stands for however many ranks the job has."""
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The device of each rank."""
+        return tuple(device for host in self.hosts for device in host.devices)
+
+    @property
+    def host_of_rank(self) -> tuple[int, ...]:
+        """Index of the host of each rank."""
+        return tuple(index for index, host in enumerate(self.hosts) for _ in host.devices)
+
+    @property
+    def is_emulated(self) -> bool:
+        return self.emulation != "none"
+
+    @property
+    def label(self) -> str:
+        """How every figure measured on this mix is labelled."""
+        return "emulated" if self.is_emulated else "measured on this machine"
+
+    def fingerprint(self) -> str:
+        """Same mix, same fingerprint: the name of hosts and devices count, the description does not."""
+        return digest(dataclasses.replace(self, description=""))
+
+    def for_ranks(self, num_ranks: int) -> Cluster:
+        """The mix that a job of `num_ranks` runs on: its first devices, or its one device repeated."""
+        if self.any_ranks:
+            host = self.hosts[0]
+            repeated = dataclasses.replace(host, devices=host.devices * num_ranks)
+            return dataclasses.replace(self, hosts=(repeated,), any_ranks=False)
+        available = len(self.devices)
+        if num_ranks > available:
+            raise SpecError(
+                f"the job has {num_ranks} ranks but cluster {self.name!r} has {available} devices: "
+                f"start it with mpirun -n {available} (or --ranks {available}), or name a larger cluster"
+            )
+        if num_ranks == available:
+            return self
+        hosts, left = [], num_ranks
+        for host in self.hosts:
+            if kept := host.devices[:left]:
+                hosts.append(dataclasses.replace(host, devices=kept))
+                left -= len(kept)
+        return dataclasses.replace(self, name=f"{self.name}-first{num_ranks}", hosts=tuple(hosts))
+
+    def on_hardware(self, descriptions: list[str]) -> Cluster:
+        """A real mix named for what its ranks found, so that a plan tuned on one machine is not taken for another's."""
+        if self.is_emulated:
+            return self
+        names = iter(descriptions)
+        hosts = tuple(
+            dataclasses.replace(host, devices=tuple(dataclasses.replace(d, name=next(names)) for d in host.devices))
+            for host in self.hosts
+        )
+        return dataclasses.replace(self, hosts=hosts)
+
+
+def cluster_names() -> list[str]:
+    """The mixes that ship with the package."""
+    return sorted(path.stem for path in CLUSTER_FOLDER.glob("*.toml"))
+
+
+def load_cluster(spec: str) -> Cluster:
+    """A shipped mix by name, or a TOML file by path."""
+    if not spec.endswith(".toml"):
+        if spec not in cluster_names():
+            raise unknown_name("cluster", spec, cluster_names(), "your own: --cluster FILE.toml")
+        path = CLUSTER_FOLDER / f"{spec}.toml"
+    else:
+        path = Path(spec)
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"cannot read cluster file {spec!r}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"cluster file {spec!r} is not valid TOML: {error}") from error
+    return parse_cluster(data, where=path.name, default_name=path.stem)
+
+
+def parse_cluster(data: dict[str, Any], *, where: str, default_name: str) -> Cluster:
+    """A Cluster from the tables of a cluster file."""
+    _known_keys(data, ("name", "description", "emulation", "any_ranks", "device", "host"), where)
+    emulation = data.get("emulation", "none")
+    if emulation not in EMULATIONS:
+        raise unknown_name(f"emulation in {where}:", str(emulation), EMULATIONS)
+    kinds = {name: _device(name, table, f"{where} [device.{name}]") for name, table in data.get("device", {}).items()}
+    hosts = tuple(_host(table, kinds, f"{where} [[host]] {index}") for index, table in enumerate(data.get("host", [])))
+    if not hosts:
+        raise SpecError(f"{where} has no [[host]]: a cluster needs at least one host with a device")
+    if len({host.name for host in hosts}) < len(hosts):
+        raise SpecError(f"{where} names two hosts alike: give every [[host]] its own name")
+    cluster = Cluster(
+        name=str(data.get("name", default_name)),
+        hosts=hosts,
+        emulation=emulation,
+        description=str(data.get("description", "")),
+        any_ranks=bool(data.get("any_ranks", False)),
+    )
+    if cluster.any_ranks and len(cluster.devices) != 1:
+        raise SpecError(
+            f"{where} has any_ranks and {len(cluster.devices)} devices: any_ranks needs exactly one to repeat"
+        )
+    if cluster.is_emulated and any(device.flops_per_s is None for device in cluster.devices):
+        raise SpecError(f'{where} is paced, but a device states no speed: give every [device.*] a flops = "… GFLOP/s"')
+    return cluster
+
+
+def _device(name: str, table: dict[str, Any], where: str) -> Device:
+    _known_keys(table, ("flops", "memory_bandwidth", "launch", "memory"), where)
+
+    def quantity(key: str, units: dict[str, float]) -> float | None:
+        return parse_quantity(table[key], units, f"{where} {key}") if key in table else None
+
+    return Device(
+        name=name,
+        flops_per_s=quantity("flops", FLOPS_PER_S),
+        memory_bytes_per_s=quantity("memory_bandwidth", BYTES_PER_S),
+        launch_s=quantity("launch", SECONDS) or 0.0,
+        memory_bytes=quantity("memory", BYTES),
+    )
+
+
+def _host(table: dict[str, Any], kinds: dict[str, Device], where: str) -> Host:
+    _known_keys(table, ("name", "devices", "uplink", "downlink", "latency"), where)
+    if not isinstance(names := table.get("devices"), list) or not names:
+        raise SpecError(f'{where} has no devices: add devices = ["…"], naming [device.*] tables')
+    for name in names:
+        if name not in kinds:
+            raise unknown_name(f"device in {where}:", str(name), kinds)
+    link = None
+    if ("uplink" in table) != ("downlink" in table):
+        raise SpecError(f"{where} states only one of uplink and downlink: state both, or neither")
+    if "uplink" in table:
+        link = Link(
+            up_bytes_per_s=parse_quantity(table["uplink"], BYTES_PER_S, f"{where} uplink"),
+            down_bytes_per_s=parse_quantity(table["downlink"], BYTES_PER_S, f"{where} downlink"),
+            latency_s=parse_quantity(table["latency"], SECONDS, f"{where} latency") if "latency" in table else 0.0,
+        )
+    return Host(name=str(table.get("name", where)), devices=tuple(kinds[name] for name in names), link=link)
+
+
+def _known_keys(table: object, known: tuple[str, ...], where: str) -> None:
+    if not isinstance(table, dict):
+        raise SpecError(f"{where} is {table!r}: it must be a table")
+    for key in table:
+        if key not in known:
+            raise unknown_name(f"key in {where}:", key, known)

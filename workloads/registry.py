@@ -1,0 +1,85 @@
+"""Find a workload by name ("vgg", "vgg-tiny") or by "module:factory"; unknown names suggest the nearest."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workloads.errors import SpecError, unknown_name
+from workloads.workload import Workload
+
+SIZES = ("tiny", "small", "large")
+DEFAULT_SIZE = "small"
+MODELS = ("mlp", "vgg", "resnet", "gpt", "digits")
+_SINGLE_SIZE = ("digits",)
+
+
+def workload_names() -> list[str]:
+    """Every name `load_workload` knows: "vgg" is "vgg-small"."""
+    sized = [f"{model}-{size}" for model in MODELS if model not in _SINGLE_SIZE for size in SIZES]
+    return [*MODELS, *sized]
+
+
+def check_workload_name(spec: str) -> None:
+    """Refuse a name that cannot exist, without importing torch."""
+    if ":" not in spec and spec not in workload_names():
+        raise unknown_name("workload", spec, workload_names(), "your own: --workload module:factory")
+
+
+def load_workload(spec: str, options: Mapping[str, Any] | None = None) -> Workload:
+    """The workload called `spec`, with the factory's keyword arguments `options`.
+
+    A user's factory is looked for on the path and in the working directory, as `python -m` would.
+    """
+    check_workload_name(spec)
+    chosen = dict(options or {})
+    if ":" in spec:
+        factory = _user_factory(spec)
+    else:
+        model, _, size = spec.partition("-")
+        factory = importlib.import_module(f"workloads.models.{model}").workload
+        if model not in _SINGLE_SIZE:
+            chosen = {"size": size or DEFAULT_SIZE} | chosen
+    workload = factory(**_checked_options(spec, factory, chosen))
+    if not isinstance(workload, Workload):
+        members = [name for name in Workload.__protocol_attrs__ if not hasattr(workload, name)]  # type: ignore[attr-defined]
+        raise SpecError(
+            f"workload {spec!r} lacks {', '.join(sorted(members))}: see workloads/workload.py for what a workload offers"
+        )
+    return workload
+
+
+def _user_factory(spec: str) -> Any:
+    module_name, _, factory_name = spec.partition(":")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise SpecError(
+            f"workload {spec!r}: cannot import {error.name!r}: run from the folder that holds it, or set PYTHONPATH"
+        ) from error
+    if not callable(factory := getattr(module, factory_name, None)):
+        known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise unknown_name(f"factory in {module_name!r}", factory_name, known)
+    return factory
+
+
+def _checked_options(spec: str, factory: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as the factory's signature wants them: text becomes the type of the parameter's default."""
+    parameters = inspect.signature(factory).parameters
+    checked = {}
+    for key, value in options.items():
+        if key not in parameters:
+            raise unknown_name(f"option of workload {spec!r}", key, parameters or ["(none)"])
+        default = parameters[key].default
+        wanted = type(default) if default not in (None, inspect.Parameter.empty) else str
+        try:
+            checked[key] = value if isinstance(value, wanted) else wanted(value)
+        except ValueError as error:
+            raise SpecError(f"option {key}={value!r} of workload {spec!r} must be of type {wanted.__name__}") from error
+    return checked

@@ -1,0 +1,87 @@
+"""Frozen dataclasses to plain JSON data and back, strictly: an unknown key or a wrong type is a SpecError that names it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar, Union
+
+from workloads.errors import SpecError, unknown_name
+
+T = TypeVar("T")
+
+
+def to_data(value: Any) -> Any:
+    """Dataclasses, enums and tuples as dicts, strings and lists: ready for json.dumps."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): to_data(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_data(item) for item in value]
+    return value
+
+
+def from_data(kind: type[T], data: Any, where: str) -> T:
+    """Build a `kind` from JSON data. `where` names the source in errors: a file and the path within it."""
+    result = _convert(kind, data, where)
+    return typing.cast("T", result)
+
+
+def digest(value: Any) -> str:
+    """A short fingerprint of any value `to_data` can take: equal content, equal digest, on every machine."""
+    text = json.dumps(to_data(value), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _convert(kind: Any, data: Any, where: str) -> Any:  # noqa: PLR0911 - one return per kind of type
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return data
+    if origin in (Union, types.UnionType):
+        if data is None and type(None) in arguments:
+            return None
+        return _convert(next(option for option in arguments if option is not type(None)), data, where)
+    if dataclasses.is_dataclass(kind):
+        return _dataclass(kind, data, where)
+    if origin is tuple:
+        _expect(isinstance(data, list), "a list", data, where)
+        return tuple(_convert(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(data))
+    if origin is dict:
+        _expect(isinstance(data, dict), "a table", data, where)
+        return {key: _convert(arguments[1], item, f"{where}.{key}") for key, item in data.items()}
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        values = {member.value: member for member in kind}
+        _expect(data in values, "one of " + ", ".join(map(repr, values)), data, where)
+        return values[data]
+    if kind is float:
+        _expect(isinstance(data, int | float) and not isinstance(data, bool), "a number", data, where)
+        return float(data)
+    _expect(type(data) is kind, f"of type {kind.__name__}", data, where)
+    return data
+
+
+def _dataclass(kind: Any, data: Any, where: str) -> Any:
+    _expect(isinstance(data, dict), "a table", data, where)
+    hints = typing.get_type_hints(kind)
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for key in data:
+        if key not in fields:
+            raise unknown_name(f"key in {where}:", key, fields)
+    for name, field in fields.items():
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and name not in data:
+            raise SpecError(f"{where} lacks {name!r}: add it")
+    return kind(**{name: _convert(hints[name], value, f"{where}.{name}") for name, value in data.items()})
+
+
+def _expect(holds: bool, rule: str, data: Any, where: str) -> None:
+    if not holds:
+        raise SpecError(f"{where} is {data!r}: it must be {rule}")

@@ -1,0 +1,42 @@
+"""What a workload must offer. The shipped models and a user's own job meet the same protocol."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+    from torch.utils.data import Dataset
+
+
+@runtime_checkable
+class Workload(Protocol):
+    """One training job, the same on every rank; which samples a rank takes is the plan's business, not the workload's.
+
+    A workload may also offer `accuracy(model) -> float`; then `autotune train` reports it.
+    """
+
+    @property
+    def name(self) -> str:
+        """What reports and files call it."""
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per optimizer step, over all ranks together. Tuning never changes it, so the learning rate keeps its meaning."""
+
+    @property
+    def min_samples(self) -> int:
+        """Fewest samples a rank may be given (1; 2 where BatchNorm needs two values per channel)."""
+
+    def model(self) -> nn.Module:
+        """A freshly initialised model. The caller seeds torch first, so every rank builds the same one."""
+
+    def dataset(self) -> Dataset[Any]:
+        """A map-style data set, the same on every rank."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss as the **mean over the samples of the batch**: the weights b_i/B that make uneven batches exact rely on it."""
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        """The optimizer to train the model with."""
