@@ -46,7 +46,7 @@ def examine(results: Path, num_ranks: int) -> list[Finding]:
 
 
 def _python() -> list[Finding]:
-    missing = [name for name in ("optuna", "rich", "psutil") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("optuna", "rich", "mpi4py", "torch") if importlib.util.find_spec(name) is None]
     if missing:
         return [
             Finding(

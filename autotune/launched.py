@@ -116,7 +116,7 @@ def _pass_the_door(job: Job, control: Control) -> tuple[Cluster, ...]:
 def _end(error: Exception, control: Control) -> int:
     """Say what went wrong, once; get every rank out; the exit code."""
     from autotune.bench import AgreedError  # noqa: PLC0415 - loads torch, which is loaded by now or was never needed
-    from autotune.runtime.crew import DismissedError  # noqa: PLC0415
+    from autotune.runtime.crew import DismissedError, LostRankError  # noqa: PLC0415
 
     if os.environ.get(DEBUG_VARIABLE):
         traceback.print_exception(error)
@@ -130,8 +130,8 @@ def _end(error: Exception, control: Control) -> int:
     known = isinstance(error, AutotuneError)
     _tell(str(error) if known else f"rank {control.rank}: {type(error).__name__}: {error}")
     exit_code = error.exit_code if isinstance(error, AutotuneError) else 1
-    if not (control.is_leader and known):
-        control.abort(exit_code)  # SilentRank too: nobody knows where the other ranks are, so none can be told
+    if not control.is_leader or not known or isinstance(error, LostRankError):
+        control.abort(exit_code)  # nobody knows where the other ranks are, so they cannot be told to leave
     control.broadcast({"do": "stop", "exit_code": exit_code})
     return exit_code
 

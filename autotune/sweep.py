@@ -18,7 +18,7 @@ from autotune.contest import contenders, entries, fastest, winner
 from autotune.evaluate import Evaluator, MeasuredEvaluator
 from autotune.job import Job
 from autotune.runtime.control import Control
-from autotune.runtime.crew import Measurement, SilentRank, follow
+from autotune.runtime.crew import Measurement, LostRankError, follow
 from autotune.runtime.trial import Effort
 from autotune.search.guide import fit_costs, relative_speeds
 from autotune.search.study import Proposal, Search
@@ -221,10 +221,10 @@ def propose_balanced(study: Study, engine: Search) -> None:
 def record_trial(study: Study, plan: Plan, role: Role, proposal: Proposal | None = None) -> TrialRecord:
     """Measure a plan and put the record on disk before anybody else hears of it."""
     started, begun = _now(), time.monotonic()
-    silent: SilentRank | None = None
+    silent: LostRankError | None = None
     try:
         measured = study.evaluator.evaluate(plan)
-    except SilentRank as error:
+    except LostRankError as error:
         measured, silent = error.measurement, error
     record = TrialRecord(
         number=len(study.records),

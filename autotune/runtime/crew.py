@@ -76,7 +76,7 @@ class Crew:
         try:
             return self._control.gather(mine, timeout_s=effort.timeout_s + _GRACE_S) or []
         except RankSilentError as error:
-            raise SilentRank(Measurement(state=TrialState.FAILED, reason=str(error))) from error
+            raise LostRankError(Measurement(state=TrialState.FAILED, reason=str(error))) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +101,7 @@ class TrialFailedError(AutotuneError):
     """Something that must not fail did: there is nothing to go on with."""
 
 
-class SilentRank(Exception):  # noqa: N818 - carries a measurement to be recorded before the job ends
+class LostRankError(AutotuneError):
     """A rank neither answered nor failed; the trial can be recorded but the job cannot go on."""
 
     def __init__(self, measurement: Measurement) -> None:

@@ -20,6 +20,9 @@ from autotune.runtime.paced_group import FutureWork
 
 _TAG_DATA, _TAG_GIVE_UP = 1, 2
 _POLL_S = 0.00005
+_ABANDONED: list[Any] = []
+"""Requests of failed collectives. MPI may still write to their buffers, so these must outlive them: freed memory would
+be written to. A few buckets per failed trial."""
 
 
 class PeerLostError(RuntimeError):
@@ -122,10 +125,10 @@ class MpiGroup(dist.ProcessGroup):
     def _finish(self, requests: list[Any]) -> None:
         deadline = time.monotonic() + self._timeout_s
         while not _all_done(requests):
-            if self._comm.Iprobe(tag=_TAG_GIVE_UP):
-                raise PeerLostError("a peer left the collective")
-            if time.monotonic() > deadline:
-                raise PeerLostError(f"no answer from a peer within {self._timeout_s:.0f} s")
+            given_up = self._comm.Iprobe(tag=_TAG_GIVE_UP)
+            if given_up or time.monotonic() > deadline:
+                _ABANDONED.extend(requests)
+                raise PeerLostError("a peer left the collective" if given_up else "a peer did not answer in time")
             time.sleep(_POLL_S)
 
 

@@ -28,13 +28,13 @@ def noisy_rounds(generator: random.Random, baseline_s: float, contender_s: float
 
 
 def test_a_contender_that_takes_half_the_time_is_two_times_faster() -> None:
-    ratio = speedup([2.0] * 5, [1.0] * 5)
+    ratio = speedup([2.0] * 8, [1.0] * 8)
     assert (ratio.value, ratio.low, ratio.high) == (2.0, 2.0, 2.0)
     assert ratio.verdict == "faster"
 
 
 def test_a_contender_that_takes_twice_the_time_is_slower() -> None:
-    ratio = speedup([1.0] * 5, [2.0] * 5)
+    ratio = speedup([1.0] * 8, [2.0] * 8)
     assert ratio.value == 0.5
     assert ratio.verdict == "slower"
 

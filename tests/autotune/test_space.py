@@ -1,0 +1,178 @@
+"""The search space: every point is a plan that can run, and plans find their way back to points."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.space import MAX_TILT, MIN_BUCKET_LOG2, Space, max_bucket_log2
+from results.record import StudyInfo
+from tests.results import sample
+from workloads.plan import CODECS, BatchPlan, CommPlan, Plan
+from workloads.serial import from_data, to_data
+from workloads.split import Bounds, bounds, proportional
+
+MIXED4 = (1.0, 1 / 1.5, 1 / 2, 1 / 4)
+STEADY = settings(derandomize=True, deadline=None)
+
+
+def space(
+    reference: tuple[float, ...] = MIXED4, *, limits: Bounds | None = None, global_batch: int = 64, **changes: Any
+) -> Space:
+    return Space(
+        **{
+            "global_batch": global_batch,
+            "limits": limits or bounds(len(reference), global_batch),
+            "reference": reference,
+            "transports": ("gloo", "mpi"),
+            "codecs": CODECS,
+            "max_bucket_log2": 22,
+        }
+        | changes
+    )
+
+
+def random_point(chosen: Space, generator: random.Random) -> dict[str, Any]:
+    point: dict[str, Any] = {}
+    for knob in chosen.knobs():
+        if knob.choices:
+            point[knob.name] = generator.choice(knob.choices)
+        elif knob.whole:
+            point[knob.name] = generator.randint(int(knob.low), int(knob.high))
+        else:
+            point[knob.name] = generator.choice((knob.low, knob.high, generator.uniform(knob.low, knob.high)))
+    return point
+
+
+def test_every_random_point_is_a_plan_that_can_run() -> None:
+    generator = random.Random(5)
+    for _ in range(3000):
+        num_ranks = generator.randint(1, 6)
+        total = generator.randint(2 * num_ranks, 300)
+        caps = [generator.randint(2, total) for _ in range(num_ranks)]
+        caps[0] = total
+        limits = bounds(num_ranks, total, minimum=generator.randint(0, 2), caps=caps)
+        reference = tuple(generator.uniform(0.01, 1.0) for _ in range(num_ranks))
+        chosen = space(reference, limits=limits, global_batch=total)
+        plan = chosen.plan(random_point(chosen, generator))
+        plan.validate(num_ranks=num_ranks, global_batch=total)
+        samples = plan.batch.samples
+        assert all(low <= n <= high for low, n, high in zip(limits.minimums, samples, limits.caps, strict=True))
+        assert 2**MIN_BUCKET_LOG2 <= plan.comm.bucket_bytes <= 2**chosen.max_bucket_log2
+
+
+def test_no_tilt_is_the_proportional_split() -> None:
+    level = {f"tilt.{rank}": 0.0 for rank in range(4)} | {"bucket_log2": 20, "codec": "none", "transport": "gloo"}
+    assert space().plan(level).batch.samples == proportional(MIXED4, 64, bounds(4, 64))
+
+
+def test_a_tilt_of_one_half_is_worth_the_square_root_of_two() -> None:
+    point = {"tilt.0": 0.5, "tilt.1": -0.5, "bucket_log2": 20, "codec": "none", "transport": "gloo"}
+    assert space((1.0, 1.0), global_batch=30).plan(point).batch.samples == (20, 10)
+
+
+def test_a_point_becomes_the_knobs_it_names() -> None:
+    plan = space((1.0,)).plan({"bucket_log2": 18, "codec": "bf16", "transport": "mpi"})
+    assert plan.comm == CommPlan(reducer="bucketed", transport="mpi", bucket_bytes=2**18)
+    assert plan.compression.codec == "bf16"
+    assert plan.batch.samples == (64,)
+
+
+def test_a_job_of_one_rank_has_no_tilt_to_search() -> None:
+    assert [knob.name for knob in space((1.0,)).knobs()] == ["bucket_log2", "codec", "transport"]
+
+
+def test_every_rank_of_several_has_its_tilt() -> None:
+    names = [knob.name for knob in space().knobs()]
+    assert names == ["tilt.0", "tilt.1", "tilt.2", "tilt.3", "bucket_log2", "codec", "transport"]
+
+
+# --- and back ----------------------------------------------------------------------------------------------------------
+
+
+@STEADY
+@given(
+    tilts=st.lists(st.floats(-MAX_TILT, MAX_TILT), min_size=2, max_size=5),
+    speeds=st.lists(st.floats(0.1, 1.0), min_size=5, max_size=5),
+    total=st.integers(20, 400),
+)
+def test_a_split_within_reach_comes_back_from_its_point(tilts: list[float], speeds: list[float], total: int) -> None:
+    """The split of any point, turned into a point and back, is the same split (up to what rounding had moved out of reach)."""
+    reference = tuple(speeds[: len(tilts)])
+    chosen = space(reference, global_batch=total)
+    point = {f"tilt.{rank}": tilt for rank, tilt in enumerate(tilts)}
+    plan = chosen.plan(point | {"bucket_log2": 20, "codec": "fp16", "transport": "mpi"})
+    spread = [count / speed for count, speed in zip(plan.batch.samples, reference, strict=True)]
+    if max(spread) <= 2 ** (2 * MAX_TILT) * min(spread):
+        assert chosen.plan(chosen.params(plan)) == plan
+
+
+@pytest.mark.parametrize("samples", [(27, 18, 13, 6), (26, 18, 13, 7), (30, 16, 12, 6), (24, 20, 12, 8)])
+def test_the_splits_that_matter_on_mixed4_are_within_reach(samples: tuple[int, ...]) -> None:
+    plan = Plan(batch=BatchPlan(samples=samples), comm=CommPlan(bucket_bytes=2**20))
+    assert space().plan(space().params(plan)) == plan
+
+
+def test_params_stay_inside_their_knobs_also_for_a_plan_out_of_reach() -> None:
+    generator = random.Random(6)
+    for _ in range(300):
+        cut = sorted(generator.sample(range(1, 64), 3))
+        samples = (cut[0], cut[1] - cut[0], cut[2] - cut[1], 64 - cut[2])
+        plan = Plan(batch=BatchPlan(samples=samples), comm=CommPlan(bucket_bytes=generator.choice((1, 2**20, 2**40))))
+        params = space().params(plan)
+        assert set(params) == {knob.name for knob in space().knobs()}
+        for knob in space().knobs():
+            if not knob.choices:
+                assert knob.low <= params[knob.name] <= knob.high
+
+
+def test_a_rank_without_samples_can_be_written_as_a_point() -> None:
+    plan = Plan(batch=BatchPlan(samples=(32, 32, 0, 0)))
+    assert sum(space().plan(space().params(plan)).batch.samples) == 64
+
+
+@pytest.mark.parametrize(("bucket_bytes", "log2"), [(2**20, 20), (25 * 2**20, 22), (1, MIN_BUCKET_LOG2), (3 * 2**18, 20)])
+def test_a_bucket_becomes_the_nearest_power_of_two_in_range(bucket_bytes: int, log2: int) -> None:
+    plan = Plan(batch=BatchPlan(samples=(16,) * 4), comm=CommPlan(bucket_bytes=bucket_bytes))
+    assert space().params(plan)["bucket_log2"] == log2
+
+
+# --- identity ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_measured_reference_does_not_make_another_space() -> None:
+    assert space(MIXED4).describe() == space((1.0, 0.7, 0.4, 0.3)).describe()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"global_batch": 65},
+        {"limits": bounds(4, 64, minimum=2)},
+        {"transports": ("gloo",)},
+        {"codecs": ("none",)},
+        {"max_bucket_log2": 23},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_everything_else_makes_another_space(changes: dict[str, Any]) -> None:
+    assert dataclasses.replace(space(), **changes).describe() != space().describe()
+
+
+def test_a_description_is_the_same_after_it_was_kept_in_a_study() -> None:
+    info = dataclasses.replace(sample.info(), space=space().describe() | {"sampler": "tpe"})
+    again = from_data(StudyInfo, json.loads(json.dumps(to_data(info))), "study.json")
+    assert again.space == space().describe() | {"sampler": "tpe"}
+
+
+@pytest.mark.parametrize(
+    ("param_bytes", "log2"), [(0, MIN_BUCKET_LOG2), (1000, MIN_BUCKET_LOG2), (2**20, 20), (2**20 + 1, 21), (38 * 2**20, 26)]
+)
+def test_the_largest_bucket_holds_every_gradient_and_no_more(param_bytes: int, log2: int) -> None:
+    assert max_bucket_log2(param_bytes) == log2

@@ -1,0 +1,66 @@
+"""Start a real MPI job and collect what it said; every job has a time limit and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MPIRUN = Path(sys.executable).parent / "mpirun"
+FLAGS = ("--bind-to", "none", "--oversubscribe", "--allow-run-as-root")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A job that has ended."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def errors(self) -> list[str]:
+        """Our own error messages, which must be one at most."""
+        return [line.strip("\0") for line in self.err.splitlines() if "autotune: error:" in line]
+
+
+def start(num_ranks: int, *command: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """mpirun in a process group of its own; single-threaded ranks."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | (env or {})
+    return subprocess.Popen(
+        [str(MPIRUN), "-n", str(num_ranks), *FLAGS, sys.executable, *command],
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def mpirun(
+    num_ranks: int, *command: str, cwd: Path, timeout_s: float = 90, env: dict[str, str] | None = None
+) -> Finished:
+    """Run `python COMMAND` on that many ranks."""
+    begun = time.monotonic()
+    process = start(num_ranks, *command, cwd=cwd, env=env)
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        raise AssertionError(f"the job hung for {timeout_s} s\n{out}\n{err}") from None
+    return Finished(code=process.returncode, out=out, err=err, seconds=time.monotonic() - begun)
+
+
+def autotune(
+    num_ranks: int, *arguments: str, cwd: Path, timeout_s: float = 90, env: dict[str, str] | None = None
+) -> Finished:
+    """Run `autotune ARGUMENTS` on that many ranks."""
+    return mpirun(num_ranks, "-m", "autotune", *arguments, cwd=cwd, timeout_s=timeout_s, env=env)

@@ -1,0 +1,69 @@
+"""Bad input under mpirun: exit 2, one message from rank 0 that names the value, the rule and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mpi.launch import Finished, autotune
+
+SWEEP = ("sweep", "--workload", "mlp-tiny", "--trials", "1", "--steps", "1", "--rounds", "1")
+
+
+def refused(done: Finished, *words: str) -> None:
+    assert done.code == 2, done.err
+    assert len(done.errors) == 1, done.err
+    assert all(word in done.errors[0] for word in words), done.errors
+    assert not done.out
+
+
+@pytest.mark.mpi
+def test_an_unknown_workload_names_the_nearest(tmp_path: Path) -> None:
+    refused(autotune(2, "sweep", "--workload", "mpl", cwd=tmp_path), "'mpl'", "did you mean 'mlp'?")
+
+
+@pytest.mark.mpi
+def test_an_unknown_key_in_a_cluster_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('[device.a]\nflop = "1 GFLOP/s"\n[[host]]\nname = "h"\ndevices = ["a"]\n')
+    refused(autotune(2, *SWEEP, "--cluster", "c.toml", cwd=tmp_path), "'flop'", "c.toml", "did you mean 'flops'?")
+
+
+@pytest.mark.mpi
+def test_more_ranks_than_devices_is_refused(tmp_path: Path) -> None:
+    refused(autotune(5, *SWEEP, "--cluster", "mixed4", cwd=tmp_path), "5 ranks", "'mixed4'", "4 devices", "mpirun -n 4")
+
+
+@pytest.mark.mpi
+def test_a_batch_too_small_for_every_rank_is_refused(tmp_path: Path) -> None:
+    done = autotune(4, *SWEEP, "--set", "global_batch=3", "--cluster", "mixed4", cwd=tmp_path)
+    refused(done, "global batch of 3", "4 ranks", "at least 4")
+
+
+@pytest.mark.mpi
+def test_an_unwritable_results_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused(autotune(2, *SWEEP, "--results", "file/below", cwd=tmp_path), "file/below", "--results")
+
+
+@pytest.mark.mpi
+def test_damage_and_misuse_of_a_finished_sweep_is_refused(tmp_path: Path) -> None:
+    """One sweep, then: a plan for another cluster, a changed space, a corrupt database, a corrupt record, no best plan."""
+    assert autotune(2, *SWEEP, "--cluster", "mixed4", cwd=tmp_path).code == 0
+    (plan,) = tmp_path.glob("results/data/best/*.json")
+    train = ("train", "--workload", "mlp-tiny", "--steps", "1", "--rounds", "1")
+    done = autotune(2, *train, "--cluster", "uniform4", "--plan", str(plan), cwd=tmp_path)
+    refused(done, "made for cluster 'mixed4-first2'", "'uniform4-first2'", "autotune sweep")
+    refused(autotune(2, *train, "--cluster", "uniform4", cwd=tmp_path), "no best plan", "'uniform4-first2'")
+    done = autotune(2, *SWEEP, "--cluster", "mixed4", "--allow-lossy", cwd=tmp_path)
+    refused(done, "another search space", "codecs", "--study")
+    (database,) = tmp_path.glob("results/data/*/*/search.db")
+    kept = database.read_bytes()
+    database.write_bytes(b"this is not a database" * 200)
+    refused(
+        autotune(2, *SWEEP, "--cluster", "mixed4", "--trials", "2", cwd=tmp_path), "search.db", "rebuilt from records"
+    )
+    database.write_bytes(kept)
+    records = database.parent / "records.jsonl"
+    records.write_text("{broken\n" + records.read_text())
+    refused(autotune(2, *SWEEP, "--cluster", "mixed4", cwd=tmp_path), "records.jsonl, line 1", "damaged")

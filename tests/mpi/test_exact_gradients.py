@@ -1,0 +1,27 @@
+"""Uneven batches are exact: the proof that everything else rests on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.mpi.launch import mpirun
+
+PROGRAM = Path(__file__).parent / "programs" / "exact_gradients.py"
+TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_any_split_gives_the_gradient_of_the_whole_batch(num_ranks: int, tmp_path: Path) -> None:
+    done = mpirun(num_ranks, str(PROGRAM), cwd=tmp_path)
+    assert done.code == 0, done.err
+    cases = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
+    assert {case["workload"] for case in cases} >= {"gpt-tiny", "digits"}
+    assert len(cases) == 3 * 2 * (5 if num_ranks == 1 else 7)
+    wrong = [case for case in cases if not case["error"] <= TOLERANCE[case["dtype"]]]
+    assert not wrong
+    if num_ranks > 1:
+        assert any(0 in case["samples"] for case in cases)

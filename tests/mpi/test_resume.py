@@ -1,0 +1,121 @@
+"""Killed at any moment, the same command goes on: nothing finished is lost or run again, the store stays readable."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.mpi.launch import autotune, start
+
+TRIALS = 14
+SWEEP = (
+    "sweep",
+    "--workload",
+    "mlp-tiny",
+    "--cluster",
+    "mixed4",
+    "--trials",
+    str(TRIALS),
+    "--steps",
+    "4",
+    "--rounds",
+    "6",
+)
+
+
+def run_and_kill(tmp_path: Path, after_s: float, *, only_mpirun: bool) -> None:
+    """Start the sweep, wait until it has started measuring, then kill it `after_s` later."""
+    process = start(4, "-m", "autotune", *SWEEP, cwd=tmp_path)
+    before = len(read_records(tmp_path))
+    deadline = time.monotonic() + 60
+    while len(read_records(tmp_path)) == before and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(after_s)
+    if only_mpirun:
+        os.kill(process.pid, signal.SIGKILL)
+    else:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+    wait_until_gone(tmp_path)
+
+
+def wait_until_gone(folder: Path) -> None:
+    """No rank may outlive its mpirun."""
+    deadline = time.monotonic() + 10
+    while (left := processes_in(folder)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left, f"orphans: {left}"
+
+
+def processes_in(folder: Path) -> list[str]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cwd").readlink() == folder and (process / "cmdline").read_bytes():
+                found.append(process.name)
+        except OSError:
+            continue
+    return found
+
+
+def read_records(tmp_path: Path) -> list[dict[str, object]]:
+    """As a reader would, while the job writes: complete lines only."""
+    paths = list(tmp_path.glob("results/data/*/*/records.jsonl"))
+    if not paths:
+        return []
+    return [json.loads(line) for line in paths[0].read_bytes().split(b"\n")[:-1]]
+
+
+def check_store(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "autotune", "report", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    json.loads(done.stdout)
+
+
+def kill_and_resume(tmp_path: Path, num_kills: int) -> None:
+    generator = random.Random(num_kills)
+    finished: list[dict[str, object]] = []
+    for kill in range(num_kills):
+        run_and_kill(tmp_path, generator.uniform(0, 1.5), only_mpirun=kill % 2 == 0)
+        now = read_records(tmp_path)
+        assert now[: len(finished)] == finished, "a finished trial was lost or changed"
+        finished = now
+        check_store(tmp_path)
+    done = autotune(4, *SWEEP, "--json", cwd=tmp_path)
+    assert done.code == 0, done.err
+    records = read_records(tmp_path)
+    assert records[: len(finished)] == finished
+    assert [record["number"] for record in records] == list(range(len(records)))
+    plans = [json.dumps(record["plan"]) for record in records]
+    assert len(set(plans)) == len(plans), "a finished trial was run again"
+    assert sum(record["role"] == "search" for record in records) == TRIALS
+    (database,) = tmp_path.glob("results/data/*/*/search.db")
+    with sqlite3.connect(database) as connection:
+        states = {state for (state,) in connection.execute("SELECT DISTINCT state FROM trials")}
+    assert "RUNNING" not in states
+    again = autotune(4, *SWEEP, "--json", cwd=tmp_path)
+    assert again.code == 0
+    assert read_records(tmp_path) == records, "a finished sweep measured something again"
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(240)
+def test_a_sweep_killed_twice_goes_on(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, num_kills=2)
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_sweep_killed_at_ten_random_moments_goes_on(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, num_kills=10)

@@ -1,0 +1,111 @@
+"""Plans: what may run is let through, what cannot is refused with the remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from workloads.errors import SpecError
+from workloads.plan import CODECS, MIB, REDUCERS, TRANSPORTS, BatchPlan, CommPlan, CompressionPlan, Plan, default_plan
+from workloads.serial import from_data, to_data
+
+SAMPLES = (27, 18, 13, 6)
+
+
+def plan(
+    samples: tuple[int, ...] = SAMPLES,
+    *,
+    reducer: str = "bucketed",
+    transport: str = "gloo",
+    bucket_bytes: int = MIB,
+    codec: str = "none",
+) -> Plan:
+    return Plan(
+        batch=BatchPlan(samples=samples),
+        comm=CommPlan(reducer=reducer, transport=transport, bucket_bytes=bucket_bytes),
+        compression=CompressionPlan(codec=codec),
+    )
+
+
+def refusal(refused: Plan, *, num_ranks: int = 4, global_batch: int = 64) -> str:
+    with pytest.raises(SpecError) as caught:
+        refused.validate(num_ranks=num_ranks, global_batch=global_batch)
+    return str(caught.value)
+
+
+def test_the_default_plan_is_ddp_with_its_own_defaults() -> None:
+    default = default_plan((16,) * 4)
+    assert default.comm == CommPlan(reducer="ddp", transport="gloo", bucket_bytes=25 * MIB)
+    assert default.compression.codec == "none"
+    default.validate(num_ranks=4, global_batch=64)
+
+
+@pytest.mark.parametrize("reducer", REDUCERS)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_combination_of_knobs_runs_but_ddp_with_bf16(reducer: str, transport: str, codec: str) -> None:
+    tried = plan(reducer=reducer, transport=transport, codec=codec)
+    if (reducer, codec) == ("ddp", "bf16"):
+        assert "use reducer 'bucketed' for bf16" in refusal(tried)
+    else:
+        tried.validate(num_ranks=4, global_batch=64)
+
+
+@pytest.mark.parametrize(
+    ("samples", "text"),
+    [
+        ((27, 18, 13, 2), "samples per rank sum to 60 but the global batch is 64: add 4 samples"),
+        ((27, 18, 13, 9), "samples per rank sum to 67 but the global batch is 64: take away 3 samples"),
+        ((32, 32), "the plan gives samples to 2 ranks but the job has 4: tune for this mix first"),
+        ((70, -6, 0, 0), "samples per rank [70, -6, 0, 0] has a negative entry: samples are counted from 0"),
+    ],
+)
+def test_samples_that_do_not_make_the_batch_are_refused(samples: tuple[int, ...], text: str) -> None:
+    assert refusal(plan(samples)) == text
+
+
+@pytest.mark.parametrize("what", ["reducer", "transport", "codec"])
+def test_an_unknown_knob_lists_what_there_is(what: str) -> None:
+    message = refusal(plan(**{what: "magic"}))
+    assert message.startswith(f"the plan's {what} is 'magic': it must be one of ")
+
+
+def test_a_bucket_of_nothing_is_refused() -> None:
+    assert refusal(plan(bucket_bytes=0)) == "the plan's bucket_bytes is 0: it must be at least 1"
+
+
+def test_a_rank_without_samples_is_fine_for_our_reducer_and_not_for_ddp() -> None:
+    idle = (32, 32, 0, 0)
+    plan(idle).validate(num_ranks=4, global_batch=64)
+    assert "needs a sample on every rank" in refusal(plan(idle, reducer="ddp"))
+
+
+@pytest.mark.parametrize(("codec", "lossless"), [("none", True), ("fp16", False), ("bf16", False)])
+def test_only_the_codec_decides_whether_a_plan_is_lossless(codec: str, lossless: bool) -> None:
+    assert plan(codec=codec).is_lossless is lossless
+
+
+def test_equal_plans_have_equal_fingerprints_also_after_json() -> None:
+    again = from_data(Plan, json.loads(json.dumps(to_data(plan()))), "plan")
+    assert again == plan()
+    assert again.fingerprint() == plan().fingerprint()
+
+
+def test_every_field_counts_for_the_fingerprint() -> None:
+    variants = [
+        plan(),
+        plan((26, 19, 13, 6)),
+        plan((18, 27, 13, 6)),
+        plan(reducer="ddp"),
+        plan(transport="mpi"),
+        plan(bucket_bytes=2 * MIB),
+        plan(codec="bf16"),
+    ]
+    assert len({variant.fingerprint() for variant in variants}) == len(variants)
+
+
+def test_a_plan_cannot_be_changed_by_whoever_holds_it() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan().batch = BatchPlan(samples=(64,))  # type: ignore[misc]
