@@ -106,7 +106,9 @@ def _add_sweep(commands: Any) -> None:
         "--transports", default="gloo,mpi", metavar="LIST", help="transports to choose from (default gloo,mpi)"
     )
     parser.add_argument("--warmup", type=int, default=2, metavar="N", help="unscored steps per trial (default 2)")
-    parser.add_argument("--steps", type=int, default=5, metavar="N", help="scored steps per trial (default 5)")
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help="scored steps per trial (default: about a second of them, at least 5)"
+    )
     parser.set_defaults(run=_run_sweep)
 
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from autotune.runtime.crew import Measurement
-from results.record import AGAIN, BEST, DDP_DEFAULT, DDP_TUNED, Comparison, Contender, Role, TrialRecord
-from results.stats import speedup
-from workloads.plan import Plan
+from results.record import AGAIN, BEST, DDP_DEFAULT, DDP_TUNED, Contender, Role, TrialRecord
+from workloads.plan import DDP_CODECS, Plan
 from workloads.quantity import format_bytes
 
 
@@ -56,9 +54,14 @@ def reverted(best: Plan, default: Plan) -> list[Entry]:
         ("batch split", "even split", dataclasses.replace(best, batch=default.batch)),
         ("bucket size", f"{format_bytes(bucket.bucket_bytes)} buckets", dataclasses.replace(best, comm=bucket)),
         ("codec", f"codec {default.compression.codec}", dataclasses.replace(best, compression=default.compression)),
+        ("reducer", "DDP reducer", dataclasses.replace(best, comm=dataclasses.replace(best.comm, reducer="ddp"))),
         ("transport", f"over {transport.transport}", dataclasses.replace(best, comm=transport)),
     ]
-    return [Entry(name=f"{BEST}, {text}", plan=plan, reverts=knob) for knob, text, plan in changed if plan != best]
+    return [
+        Entry(name=f"{BEST}, {text}", plan=plan, reverts=knob)
+        for knob, text, plan in changed
+        if plan != best and _runs(plan)
+    ]
 
 
 def contenders(chosen: Sequence[Entry], measured: Sequence[Measurement]) -> tuple[Contender, ...]:
@@ -69,10 +72,6 @@ def contenders(chosen: Sequence[Entry], measured: Sequence[Measurement]) -> tupl
     )
 
 
-def winner(comparison: Comparison) -> Contender:
-    """The contender to keep: the fastest, unless the default is as fast within noise."""
-    quickest = min(comparison.contenders, key=lambda contender: median(contender.rounds_s))
-    first = comparison.contenders[0]
-    if first.name == DDP_DEFAULT and speedup(first.rounds_s, quickest.rounds_s).verdict != "faster":
-        return first
-    return quickest
+def _runs(plan: Plan) -> bool:
+    """DDP takes fewer codecs than our own reducer, and no rank without samples."""
+    return plan.comm.reducer != "ddp" or (plan.compression.codec in DDP_CODECS and min(plan.batch.samples) > 0)

@@ -12,16 +12,15 @@ from workloads.plan import Plan
 class Evaluator(Protocol):
     """Judges one plan at a time."""
 
-    def evaluate(self, plan: Plan) -> Measurement:
+    def evaluate(self, plan: Plan, effort: Effort) -> Measurement:
         """What the plan takes per step, or why it cannot run."""
 
 
 class MeasuredEvaluator:
     """Runs the plan on all ranks of the job."""
 
-    def __init__(self, crew: Crew, effort: Effort) -> None:
+    def __init__(self, crew: Crew) -> None:
         self._crew = crew
-        self._effort = effort
 
-    def evaluate(self, plan: Plan) -> Measurement:
-        return self._crew.measure(plan, self._effort)
+    def evaluate(self, plan: Plan, effort: Effort) -> Measurement:
+        return self._crew.measure(plan, effort)

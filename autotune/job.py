@@ -6,10 +6,12 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from results.best import BEST_FOLDER
 from results.record import BestPlan
 from results.store import read_json, safe_name, writable_folder
 from workloads.cluster import Cluster, load_cluster
-from workloads.errors import SpecError
+from workloads.errors import SpecError, unknown_name
+from workloads.plan import TRANSPORTS
 from workloads.registry import check_workload_name
 
 RESULTS_VARIABLE = "AUTOTUNE_RESULTS"
@@ -32,7 +34,8 @@ class Job:
     allow_lossy: bool = False
     transports: tuple[str, ...] = ("gloo", "mpi")
     warmup: int = 2
-    steps: int = 5
+    steps: int | None = None
+    """Scored steps per trial; None: as many as take about a second."""
     timeout_s: float = 120.0
     rounds: int = 10
     plan: str = "best"
@@ -68,11 +71,22 @@ def check_job(job: Job, num_ranks: int) -> tuple[Cluster, ...]:
     """Refuse what cannot work; the clusters as a job of `num_ranks` runs on them. Loads neither torch nor MPI."""
     check_workload_name(job.workload)
     clusters = tuple(load_cluster(spec).for_ranks(num_ranks) for spec in job.clusters)
+    if not clusters:
+        raise SpecError("--cluster names no mix: name one, such as mixed4")
+    for transport in job.transports:
+        if transport not in TRANSPORTS:
+            raise unknown_name("transport", transport, TRANSPORTS)
+    if not job.transports:
+        raise SpecError("--transports names none: name at least one, such as gloo")
+    if "/" in job.study_name or job.study_name in ("", ".", "..", BEST_FOLDER):
+        raise SpecError(
+            f"--study {job.study_name!r}: a study's name becomes a folder: no slash, and not {BEST_FOLDER!r}"
+        )
     if len({cluster.name for cluster in clusters}) < len(clusters):
         raise SpecError(f"--cluster {','.join(job.clusters)} names a mix twice: name each once")
     for what, value in (
         ("--trials", job.trials),
-        ("--steps", job.steps),
+        ("--steps", 1 if job.steps is None else job.steps),
         ("--warmup", job.warmup),
         ("--rounds", job.rounds),
     ):

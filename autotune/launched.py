@@ -116,7 +116,7 @@ def _pass_the_door(job: Job, control: Control) -> tuple[Cluster, ...]:
 def _end(error: Exception, control: Control) -> int:
     """Say what went wrong, once; get every rank out; the exit code."""
     from autotune.bench import AgreedError  # noqa: PLC0415 - loads torch, which is loaded by now or was never needed
-    from autotune.runtime.crew import DismissedError, LostRankError  # noqa: PLC0415
+    from autotune.runtime.crew import DismissedError, LostRankError, dismiss_followers  # noqa: PLC0415
 
     if os.environ.get(DEBUG_VARIABLE):
         traceback.print_exception(error)
@@ -132,7 +132,7 @@ def _end(error: Exception, control: Control) -> int:
     exit_code = error.exit_code if isinstance(error, AutotuneError) else 1
     if not control.is_leader or not known or isinstance(error, LostRankError):
         control.abort(exit_code)  # nobody knows where the other ranks are, so they cannot be told to leave
-    control.broadcast({"do": "stop", "exit_code": exit_code})
+    dismiss_followers(control, exit_code)
     return exit_code
 
 

@@ -8,7 +8,7 @@ hold by construction), tilt 0 is the proportional split, and random points are s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
 from workloads.serial import to_data
 from workloads.split import Bounds, proportional
 
-MAX_TILT = 0.75
+MAX_TILT = 0.5
 MIN_BUCKET_LOG2 = 16
 
 
@@ -61,20 +61,14 @@ class Space:
             compression=CompressionPlan(codec=params["codec"]),
         )
 
-    def params(self, plan: Plan) -> dict[str, Any]:
-        """The point nearest to a plan; `plan(params(p))` has the same split wherever the tilts reach it."""
-        samples = [max(count, 0.5) for count in plan.batch.samples]
-        tilts = [math.log2(count / speed) for count, speed in zip(samples, self.reference, strict=True)]
+    def tilts(self, samples: Sequence[int]) -> dict[str, float]:
+        """The coordinates of a split: exactly that split wherever the tilts reach it, else the nearest they do."""
+        if len(samples) == 1:
+            return {}
+        counts = [max(count, 0.5) for count in samples]
+        tilts = [math.log2(count / speed) for count, speed in zip(counts, self.reference, strict=True)]
         middle = (max(tilts) + min(tilts)) / 2
-        params: dict[str, Any] = {}
-        for knob in self.knobs():
-            if knob.name.startswith("tilt."):
-                params[knob.name] = min(max(tilts[int(knob.name[5:])] - middle, knob.low), knob.high)
-        bucket = round(math.log2(plan.comm.bucket_bytes))
-        params["bucket_log2"] = min(max(bucket, MIN_BUCKET_LOG2), self.max_bucket_log2)
-        params["codec"] = plan.compression.codec
-        params["transport"] = plan.comm.transport
-        return params
+        return {f"tilt.{rank}": min(max(tilt - middle, -MAX_TILT), MAX_TILT) for rank, tilt in enumerate(tilts)}
 
     def describe(self) -> dict[str, Any]:
         """What makes two spaces the same; the reference is measured and does not count."""

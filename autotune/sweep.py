@@ -7,23 +7,26 @@ so the same command resumes a sweep that was interrupted at any point.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
 from typing import Protocol
 
 from autotune.bench import Bench, set_up
-from autotune.contest import contenders, entries, fastest, winner
+from autotune.contest import contenders, entries, fastest
 from autotune.evaluate import Evaluator, MeasuredEvaluator
 from autotune.job import Job
 from autotune.runtime.control import Control
-from autotune.runtime.crew import Measurement, LostRankError, follow
+from autotune.runtime.crew import LostRankError, Measurement, follow
 from autotune.runtime.trial import Effort
 from autotune.search.guide import fit_costs, relative_speeds
 from autotune.search.study import Proposal, Search
 from autotune.space import Space, max_bucket_log2
 from results.best import save_best
+from results.compare import winner
 from results.environment import describe_environment
 from results.record import DDP_DEFAULT, BestPlan, Comparison, Role, StudyInfo, TrialRecord
 from results.report import build_report
@@ -32,9 +35,11 @@ from results.stats import speedup
 from results.store import StudyStore
 from workloads.cluster import Cluster
 from workloads.errors import InfeasiblePlanError, SpecError
-from workloads.plan import CODECS, LOSSLESS_CODECS, MIB, BatchPlan, CommPlan, Plan, default_plan
+from workloads.plan import CODECS, LOSSLESS_CODECS, MIB, BatchPlan, Plan, default_plan
 from workloads.split import balanced, even, proportional
 
+_FEWEST_STEPS, _MOST_STEPS = 5, 100
+_TRIAL_S, _ROUND_S = 1.0, 0.5
 PEER_BUCKETS_BYTES = (MIB // 4, MIB, 4 * MIB, 25 * MIB)
 """Bucket sizes tried for DDP with a proportional split: what a careful user would try by hand."""
 
@@ -62,6 +67,11 @@ class Study:
     evaluator: Evaluator
     watcher: Watcher
     records: list[TrialRecord]
+
+    def effort(self) -> Effort:
+        """As many steps as asked for; else enough to last a second, judged by the default."""
+        steps = self.job.steps or steps_for(_TRIAL_S, self.records, fewest=_FEWEST_STEPS)
+        return Effort(warmup=self.job.warmup, steps=steps, timeout_s=self.job.timeout_s)
 
     def default_record(self) -> TrialRecord | None:
         return next((record for record in self.records if record.role is Role.DEFAULT), None)
@@ -114,9 +124,8 @@ def open_study(job: Job, bench: Bench, watcher: Watcher) -> Study:
         _check_same(store.info(), info)
     else:
         store.write_info(info)
-    effort = Effort(warmup=job.warmup, steps=job.steps, timeout_s=job.timeout_s)
     records = store.records()
-    evaluator = MeasuredEvaluator(bench.crew, effort)
+    evaluator = MeasuredEvaluator(bench.crew)
     watcher.start(job.trials + 1 + len(PEER_BUCKETS_BYTES), f"{bench.info.name} on {bench.cluster.name}")
     return Study(job=job, bench=bench, store=store, evaluator=evaluator, watcher=watcher, records=records)
 
@@ -193,7 +202,7 @@ def search(study: Study) -> None:
     deadline = time.monotonic() + job.time_s if job.time_s is not None else None
     done = sum(record.role is Role.SEARCH for record in study.records)
     while done < job.trials and (deadline is None or time.monotonic() < deadline):
-        if job.sampler != "random":
+        if job.sampler != "random" and done % 2 == 0:
             propose_balanced(study, engine)
         proposal = engine.ask()
         if proposal is None:
@@ -204,18 +213,9 @@ def search(study: Study) -> None:
 
 
 def propose_balanced(study: Study, engine: Search) -> None:
-    """Queue the split that the measured speeds call for, with the best other knobs so far."""
-    costs = fit_costs(study.records)
-    if costs is None:
-        return
-    samples = balanced(costs, study.bench.info.global_batch, study.bench.limits)
-    so_far = fastest(study.records, Role.SEARCH)
-    like = (
-        so_far.plan
-        if so_far
-        else Plan(batch=BatchPlan(samples=samples), comm=CommPlan(transport=study.bench.transports[0]))
-    )
-    engine.enqueue(dataclasses.replace(like, batch=BatchPlan(samples=samples)))
+    """Queue the split that the measured speeds call for; the search chooses the other knobs."""
+    if (costs := fit_costs(study.records)) is not None:
+        engine.enqueue_split(balanced(costs, study.bench.info.global_batch, study.bench.limits))
 
 
 def record_trial(study: Study, plan: Plan, role: Role, proposal: Proposal | None = None) -> TrialRecord:
@@ -223,7 +223,7 @@ def record_trial(study: Study, plan: Plan, role: Role, proposal: Proposal | None
     started, begun = _now(), time.monotonic()
     silent: LostRankError | None = None
     try:
-        measured = study.evaluator.evaluate(plan)
+        measured = study.evaluator.evaluate(plan, study.effort())
     except LostRankError as error:
         measured, silent = error.measurement, error
     record = TrialRecord(
@@ -266,7 +266,8 @@ def compare(study: Study) -> Comparison:
     if kept is not None and [c.plan for c in kept.contenders] == [entry.plan for entry in chosen]:
         return kept
     study.watcher.phase(f"comparing {len(chosen)} plans in turn, {study.job.rounds} rounds")
-    effort = Effort(warmup=2, steps=2, timeout_s=study.job.timeout_s * len(chosen))
+    steps = steps_for(_ROUND_S, study.records, fewest=2)
+    effort = Effort(warmup=2, steps=steps, timeout_s=study.job.timeout_s * len(chosen))
     measured = study.bench.crew.contest([entry.plan for entry in chosen], study.job.rounds, effort)
     comparison = Comparison(contenders=contenders(chosen, measured), steps_per_round=effort.steps)
     study.store.write_comparison(comparison)
@@ -291,6 +292,12 @@ def keep_best(study: Study, comparison: Comparison) -> str:
         saved_at=_now(),
     )
     return str(save_best(study.job.results, best))
+
+
+def steps_for(seconds: float, records: Sequence[TrialRecord], *, fewest: int) -> int:
+    """How many steps last about that long, judged by the first finished trial: short steps are noisy, so take more."""
+    step_s = next((record.step_s for record in records if record.step_s is not None), None)
+    return fewest if step_s is None else min(max(fewest, math.ceil(seconds / step_s)), _MOST_STEPS)
 
 
 def _now() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -11,14 +12,16 @@ from autotune.runtime.control import Control
 from autotune.runtime.crew import follow
 from autotune.runtime.trial import Effort
 from results.best import check_made_for, load_best
-from results.record import BestPlan
-from results.stats import speedup
+from results.record import BestPlan, TrialState
+from results.stats import Ratio, speedup
 from results.training import TrainingReport
 from workloads.cluster import Cluster
-from workloads.plan import default_plan
+from workloads.plan import Plan, default_plan
 from workloads.split import bounds, even
 
-_STEPS_PER_ROUND = 2
+_ROUND_S = 0.5
+_PATIENCE = 20
+"""Training may take this many times as long as the plan promises before it is given up."""
 
 
 def train(job: Job, cluster: Cluster, control: Control, on_step: Callable[[int], None]) -> TrainingReport | None:
@@ -39,10 +42,11 @@ def lead_training(job: Job, bench: Bench, on_step: Callable[[int], None]) -> Tra
     num_ranks = len(bench.cluster.devices)
     kept.plan.validate(num_ranks=num_ranks, global_batch=total)
     default = default_plan(even(total, bounds(num_ranks, total)), transport=bench.transports[0])
-    effort = Effort(warmup=2, steps=_STEPS_PER_ROUND, timeout_s=job.timeout_s)
-    before, ours = bench.crew.contest([default, kept.plan], job.rounds, effort)
+    steps = min(max(2, math.ceil(_ROUND_S / kept.step_s)), 50)
+    effort = Effort(warmup=2, steps=steps, timeout_s=job.timeout_s)
+    ratio = compare_with_default(bench, default, kept.plan, job.rounds, effort)
     begun = time.monotonic()
-    limit_s = job.timeout_s + job.train_steps * 20 * max(ours.steps_s)
+    limit_s = job.timeout_s + job.train_steps * _PATIENCE * kept.step_s
     done = bench.crew.train(kept.plan, Effort(warmup=0, steps=job.train_steps, timeout_s=limit_s), on_step)
     seconds = time.monotonic() - begun
     return TrainingReport(
@@ -55,9 +59,17 @@ def lead_training(job: Job, bench: Bench, on_step: Callable[[int], None]) -> Tra
         samples_per_s=total * job.train_steps / sum(done.measured.steps_s),
         losses=done.losses,
         accuracy=done.accuracy,
-        speedup=speedup(before.steps_s, ours.steps_s),
+        speedup=ratio,
         ranks=done.measured.ranks,
     )
+
+
+def compare_with_default(bench: Bench, default: Plan, plan: Plan, rounds: int, effort: Effort) -> Ratio | None:
+    """How much faster the plan is than the default, in turn; None where the default cannot run on these devices."""
+    if bench.crew.measure(default, effort).state is not TrialState.COMPLETE:
+        return None
+    before, ours = bench.crew.contest([default, plan], rounds, effort)
+    return speedup(before.steps_s, ours.steps_s)
 
 
 def find_plan(job: Job, bench: Bench) -> BestPlan:

@@ -8,10 +8,12 @@ from results.record import BestPlan
 from results.store import read_json, safe_name, write_json
 from workloads.errors import SpecError
 
+BEST_FOLDER = "best"
+
 
 def best_path(results: Path, workload: str, cluster: str) -> Path:
     """Where the best plan of that workload on that mix is kept."""
-    return results / "best" / f"{safe_name(workload)}@{cluster}.json"
+    return results / BEST_FOLDER / f"{safe_name(workload)}@{cluster}.json"
 
 
 def save_best(results: Path, best: BestPlan) -> Path:
@@ -23,7 +25,7 @@ def save_best(results: Path, best: BestPlan) -> Path:
 
 def all_best(results: Path) -> list[tuple[Path, BestPlan]]:
     """Every kept plan with its file."""
-    return [(path, read_json(BestPlan, path)) for path in sorted((results / "best").glob("*.json"))]
+    return [(path, read_json(BestPlan, path)) for path in sorted((results / BEST_FOLDER).glob("*.json"))]
 
 
 def load_best(results: Path, workload: str, cluster: str) -> BestPlan:

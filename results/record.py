@@ -39,7 +39,7 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankResult:
-    """One rank's share of a step: medians over the measured steps."""
+    """One rank's share of a step: medians over the measured steps, of processor time the mean."""
 
     rank: int
     device: str
@@ -52,7 +52,7 @@ class RankResult:
     """Processor time really used, all threads."""
     peak_memory_bytes: int
     late_s: float = 0.0
-    """Emulated ranks: how far real work ran behind the emulated device. Above a few percent, times are not to be trusted."""
+    """Emulated ranks: how far real work ran behind the emulated device or link. Above a few percent, trust nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from results import wording
+from results.compare import winner
 from results.record import (
     AGAIN,
     BEST,
@@ -65,7 +66,10 @@ def build_report(
         limit=info.limit,
         limit_part=_binding_part(info.limit) if info.limit else "",
         model_error=_model_error(records),
+        kept=winner(comparison).name if comparison and contenders else "",
         best_file=best_file,
+        command=info.command,
+        environment=info.environment,
         commands=next_commands(info, num_ranks=num_ranks, best_file=best_file, finished=bool(contest)),
     )
     return dataclasses.replace(

@@ -115,8 +115,13 @@ class SweepReport:
     """The part of the limit that binds: "compute", "network" or "path"; empty where the limit is unknown."""
     model_error: float | None
     """Median of |predicted - measured| / measured over trials with a prediction."""
+    kept: str
+    """The contender kept for reuse; empty where the sweep ended before the comparison."""
     best_file: str | None
     commands: tuple[Command, ...]
+    command: str
+    """What made the study."""
+    environment: dict[str, str]
     headline: str = ""
     findings: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

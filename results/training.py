@@ -22,6 +22,6 @@ class TrainingReport:
     samples_per_s: float
     losses: tuple[float, ...]
     accuracy: float | None
-    speedup: Ratio
-    """Of the plan over torch DDP with its defaults and an even split, interleaved before the training."""
+    speedup: Ratio | None
+    """Of the plan over torch DDP with its defaults and an even split, interleaved before the training; None where that cannot run."""
     ranks: tuple[RankResult, ...]

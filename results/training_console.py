@@ -6,11 +6,13 @@ import time
 from types import TracebackType
 from typing import Self
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from results.stats import Ratio
 from results.training import TrainingReport
 from results.units import format_interval, format_ms, format_rate, format_times, plan_summary
 from workloads.quantity import format_bytes
@@ -24,7 +26,7 @@ class TrainingProgress:
     def __init__(self, console: Console, total_steps: int) -> None:
         self._console = console
         self._total = total_steps
-        self._said_s = time.monotonic()
+        self._said_s: float | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -35,18 +37,18 @@ class TrainingProgress:
         return None
 
     def step_done(self, num_steps: int) -> None:
-        if time.monotonic() - self._said_s > _EVERY_S:
-            self._said_s = time.monotonic()
+        now_s = time.monotonic()
+        if self._said_s is None or now_s - self._said_s > _EVERY_S:
+            self._said_s = now_s
             self._console.print(Text(f"step {num_steps}/{self._total}"), soft_wrap=True)
 
 
 def show_training(console: Console, report: TrainingReport) -> None:
     """The run, and how its plan compares with the default."""
-    ratio = report.speedup
     lines = [
         f"{report.num_steps} steps in {report.seconds:.1f} s, {format_rate(report.samples_per_s)} samples/s",
         f"loss {report.losses[0]:.4g} -> {report.losses[-1]:.4g}",
-        f"{format_times(ratio.value)} ({format_interval(ratio.low, ratio.high)}) torch DDP with its defaults in this job: {ratio.verdict}",
+        _against_default(report.speedup),
         f"plan: {plan_summary(report.plan)}",
     ]
     if report.accuracy is not None:
@@ -56,8 +58,17 @@ def show_training(console: Console, report: TrainingReport) -> None:
     console.print(_rank_table(report))
 
 
+def _against_default(ratio: Ratio | None) -> str:
+    if ratio is None:
+        return "torch DDP with its defaults cannot run on these devices: nothing to compare with"
+    interval = format_interval(ratio.low, ratio.high)
+    return f"{format_times(ratio.value)} ({interval}) torch DDP with its defaults, in turn in this job: {ratio.verdict}"
+
+
 def _rank_table(report: TrainingReport) -> Table:
-    table = Table(title=f"Per rank, median step ({report.label})", title_justify="left")
+    table = Table(
+        title=f"Per rank, median step ({report.label})", title_justify="left", box=SIMPLE_HEAD, pad_edge=False
+    )
     for name in ("rank", "device", "samples", "compute ms", "wait ms", "CPU ms", "peak memory"):
         table.add_column(name, justify="left" if name == "device" else "right")
     for rank in report.ranks:

@@ -5,7 +5,7 @@ Each function takes the report's figures and returns text. Losses are said as pl
 
 from __future__ import annotations
 
-from results.record import DDP_DEFAULT, DDP_TUNED
+from results.record import BEST, DDP_DEFAULT, DDP_TUNED
 from results.report_data import Standing, SweepReport
 from results.stats import MIN_ROUNDS
 from results.units import format_interval, format_ms, format_percent, format_rate, format_times
@@ -35,7 +35,7 @@ def headline(report: SweepReport) -> str:
 
 def findings(report: SweepReport) -> tuple[str, ...]:
     """The sentences below the headline."""
-    found = (_about_tuned(report), _about_limit(report), _about_loss(report))
+    found = (_about_tuned(report), _about_limit(report), _about_loss(report), _about_kept(report))
     return tuple(sentence for sentence in found if sentence)
 
 
@@ -123,6 +123,12 @@ def _about_limit(report: SweepReport) -> str:
     if report.best is None or report.best.fraction_of_limit is None:
         return sentence
     return f"{sentence} The best plan is at {format_percent(report.best.fraction_of_limit)} of that speed."
+
+
+def _about_kept(report: SweepReport) -> str:
+    if report.kept in ("", BEST):
+        return ""
+    return f"Kept for reuse: {report.kept}, because the search's best plan is not faster beyond noise."
 
 
 def _about_loss(report: SweepReport) -> str:

@@ -8,7 +8,7 @@ share for the gradient of the input, one for that of the weights, as for every m
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,7 +32,8 @@ _FEW, _MANY = 2, 4
 def capture(model: nn.Module, run: Callable[[int], Tensor]) -> OpGraph:
     """`run(n)` computes the loss of n samples with `model`. Nothing of the model is changed but buffers such as BatchNorm's."""
     few, many = _count(model, run, _FEW), _count(model, run, _MANY)
-    ops = tuple(_op(name, model, few[name], many[name]) for name in many.order)
+    param_bytes = _param_bytes_by_op(model, many.order)
+    ops = tuple(_op(name, model, few[name], many[name], param_bytes[name]) for name in many.order)
     saved = (many.saved_bytes - few.saved_bytes) / (_MANY - _FEW)
     return OpGraph(ops=ops, saved_bytes_per_sample=max(saved, 0.0))
 
@@ -168,7 +169,7 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def _op(name: str, model: nn.Module, few: _Tally, many: _Tally) -> Op:
+def _op(name: str, model: nn.Module, few: _Tally, many: _Tally, param_bytes: int) -> Op:
     module = None if name == LOSS else (model if name == "(model)" else model.get_submodule(name))
     own = [] if module is None else list(module.parameters(recurse=False))
     flops = (many.flops - few.flops) / (_MANY - _FEW)
@@ -180,15 +181,23 @@ def _op(name: str, model: nn.Module, few: _Tally, many: _Tally) -> Op:
         flops_per_sample=flops,
         fixed_bytes=max(few.num_bytes - bytes_per_sample * _FEW, 0.0),
         bytes_per_sample=bytes_per_sample,
-        param_bytes=_param_bytes(name, model, own),
+        param_bytes=param_bytes,
         backward_factor=_backward_factor(own, flops, input_needs_grad=many.input_needs_grad),
     )
 
 
-def _param_bytes(name: str, model: nn.Module, own: Iterable[nn.Parameter]) -> int:
-    """Bytes of the module's trainable parameters; a tied one counts for the module that registered it first."""
-    first = {id(parameter): path.rpartition(".")[0] or "(model)" for path, parameter in model.named_parameters()}
-    return sum(math.prod(p.shape) * p.element_size() for p in own if p.requires_grad and first.get(id(p)) == name)
+def _param_bytes_by_op(model: nn.Module, names: Iterable[str]) -> Counter[str]:
+    """Bytes of trainable parameters per op, each parameter once: for the module that registered it first or, where that
+    one's hooks never fire (MultiheadAttention's out_proj), for its nearest ancestor that ran.
+    """
+    known, result = set(names), Counter[str]()
+    for path, parameter in model.named_parameters():
+        owner = path.rpartition(".")[0]
+        while owner and owner not in known:
+            owner = owner.rpartition(".")[0]
+        if parameter.requires_grad:
+            result[owner or "(model)"] += parameter.numel() * parameter.element_size()
+    return result
 
 
 def _backward_factor(own: list[nn.Parameter], flops: float, *, input_needs_grad: bool) -> float:

@@ -90,7 +90,7 @@ class Cluster:
         if self.any_ranks:
             host = self.hosts[0]
             repeated = dataclasses.replace(host, devices=host.devices * num_ranks)
-            return dataclasses.replace(self, hosts=(repeated,), any_ranks=False)
+            return dataclasses.replace(self, name=f"{self.name}-x{num_ranks}", hosts=(repeated,), any_ranks=False)
         available = len(self.devices)
         if num_ranks > available:
             raise SpecError(
@@ -146,18 +146,27 @@ def parse_cluster(data: dict[str, Any], *, where: str, default_name: str) -> Clu
     emulation = data.get("emulation", "none")
     if emulation not in EMULATIONS:
         raise unknown_name(f"emulation in {where}:", str(emulation), EMULATIONS)
+    if not isinstance(data.get("device", {}), dict) or not isinstance(data.get("host", []), list):
+        raise SpecError(f"{where}: devices are tables [device.NAME] and hosts are [[host]]")
+    if not isinstance(data.get("any_ranks", False), bool):
+        raise SpecError(f"{where} any_ranks is {data['any_ranks']!r}: it must be true or false")
     kinds = {name: _device(name, table, f"{where} [device.{name}]") for name, table in data.get("device", {}).items()}
     hosts = tuple(_host(table, kinds, f"{where} [[host]] {index}") for index, table in enumerate(data.get("host", [])))
     if not hosts:
         raise SpecError(f"{where} has no [[host]]: a cluster needs at least one host with a device")
     if len({host.name for host in hosts}) < len(hosts):
         raise SpecError(f"{where} names two hosts alike: give every [[host]] its own name")
+    name = str(data.get("name", default_name))
+    if not name or "/" in name:
+        raise SpecError(
+            f"{where} names the cluster {name!r}: a name is not empty and has no slash, it becomes a folder"
+        )
     cluster = Cluster(
-        name=str(data.get("name", default_name)),
+        name=name,
         hosts=hosts,
         emulation=emulation,
         description=str(data.get("description", "")),
-        any_ranks=bool(data.get("any_ranks", False)),
+        any_ranks=data.get("any_ranks", False),
     )
     if cluster.any_ranks and len(cluster.devices) != 1:
         raise SpecError(
@@ -193,6 +202,8 @@ def _host(table: dict[str, Any], kinds: dict[str, Device], where: str) -> Host:
     link = None
     if ("uplink" in table) != ("downlink" in table):
         raise SpecError(f"{where} states only one of uplink and downlink: state both, or neither")
+    if "latency" in table and "uplink" not in table:
+        raise SpecError(f"{where} states a latency but no uplink and downlink: state them, or leave the latency out")
     if "uplink" in table:
         link = Link(
             up_bytes_per_s=parse_quantity(table["uplink"], BYTES_PER_S, f"{where} uplink"),

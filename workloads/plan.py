@@ -12,10 +12,13 @@ from workloads.errors import SpecError
 from workloads.serial import digest
 
 MIB = 2**20
+DDP_BUCKET_BYTES = 25 * MIB
+"""DDP's default, with which its first bucket is 1 MiB; any other size given to DDP holds for all buckets."""
 REDUCERS = ("ddp", "bucketed")
 TRANSPORTS = ("gloo", "mpi", "nccl")
 CODECS = ("none", "fp16", "bf16")
 LOSSLESS_CODECS = ("none",)
+DDP_CODECS = ("none", "fp16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +36,8 @@ class CommPlan:
     reducer: str = "bucketed"
     """"ddp": torch's DistributedDataParallel, the baseline; "bucketed": our own reducer."""
     transport: str = "gloo"
-    bucket_bytes: int = 25 * MIB
-    """Gradients are fused into buckets of about this size, sent as soon as complete. 25 MiB is DDP's default."""
+    bucket_bytes: int = DDP_BUCKET_BYTES
+    """Gradients are fused into buckets of about this size, sent as soon as complete."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,8 +89,11 @@ class Plan:
             raise SpecError(
                 f"reducer 'ddp' needs a sample on every rank but samples are {list(samples)}: use reducer 'bucketed'"
             )
-        if comm.reducer == "ddp" and self.compression.codec == "bf16":
-            raise SpecError("reducer 'ddp' takes codec none or fp16 (its own hook): use reducer 'bucketed' for bf16")
+        if comm.reducer == "ddp" and self.compression.codec not in DDP_CODECS:
+            raise SpecError(
+                f"reducer 'ddp' takes codec {' or '.join(DDP_CODECS)} but the plan's is {self.compression.codec!r}: "
+                "use reducer 'bucketed'"
+            )
 
 
 def default_plan(samples: tuple[int, ...], *, transport: str = "gloo") -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +72,28 @@ def _user_factory(spec: str) -> Any:
 def _checked_options(spec: str, factory: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as the factory's signature wants them: text becomes the type of the parameter's default."""
     parameters = inspect.signature(factory).parameters
-    checked = {}
-    for key, value in options.items():
+    for key in options:
         if key not in parameters:
             raise unknown_name(f"option of workload {spec!r}", key, parameters or ["(none)"])
-        default = parameters[key].default
-        wanted = type(default) if default not in (None, inspect.Parameter.empty) else str
-        try:
-            checked[key] = value if isinstance(value, wanted) else wanted(value)
-        except ValueError as error:
-            raise SpecError(f"option {key}={value!r} of workload {spec!r} must be of type {wanted.__name__}") from error
-    return checked
+    return {key: _typed(spec, key, value, parameters[key].default) for key, value in options.items()}
+
+
+def _typed(spec: str, key: str, value: Any, default: Any) -> Any:
+    wanted = str if default in (None, inspect.Parameter.empty) else type(default)
+    if isinstance(value, wanted):
+        return value
+    if wanted not in _READERS:
+        raise SpecError(
+            f"option {key!r} of workload {spec!r} is of type {wanted.__name__}: --set takes numbers, words, true and false"
+        )
+    try:
+        return _READERS[wanted](str(value))
+    except (ValueError, KeyError) as error:
+        raise SpecError(f"option {key}={value!r} of workload {spec!r} must be of type {wanted.__name__}") from error
+
+
+_READERS: dict[type, Callable[[str], Any]] = {
+    int: int,
+    float: float,
+    bool: {"true": True, "false": False, "1": True, "0": False}.__getitem__,
+}

@@ -19,7 +19,7 @@ class Workload(Protocol):
 
     @property
     def name(self) -> str:
-        """What reports and files call it."""
+        """What messages call it; files and reports use the name it was asked for by."""
 
     @property
     def global_batch(self) -> int:

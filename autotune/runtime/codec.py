@@ -21,6 +21,9 @@ class Codec(Protocol):
     def decode(self, wire: Tensor, flat: Tensor) -> None:
         """Put the reduced wire tensor back into `flat`."""
 
+    def buffer_bytes(self, flat: Tensor) -> int:
+        """Memory that the wire tensor takes beside `flat`."""
+
 
 class Identity:
     """Gradients as they are."""
@@ -33,6 +36,9 @@ class Identity:
     def decode(self, wire: Tensor, flat: Tensor) -> None:
         if wire is not flat:
             flat.copy_(wire)
+
+    def buffer_bytes(self, flat: Tensor) -> int:  # noqa: ARG002 - none: the wire tensor is `flat`
+        return 0
 
 
 class Cast:
@@ -47,6 +53,9 @@ class Cast:
 
     def decode(self, wire: Tensor, flat: Tensor) -> None:
         flat.copy_(wire)
+
+    def buffer_bytes(self, flat: Tensor) -> int:
+        return flat.numel() * self._dtype.itemsize
 
 
 def make_codec(name: str) -> Codec:

@@ -64,9 +64,10 @@ class Crew:
         losses = tuple(sum(shares) for shares in zip(*(outcome.loss_shares for outcome in outcomes), strict=True))
         return Training(measured=measured, losses=losses, accuracy=outcomes[0].accuracy)
 
-    def dismiss(self, exit_code: int = 0) -> None:
+    def dismiss(self) -> None:
         """The job is done: every follower returns."""
-        self._control.broadcast({"do": "stop", "exit_code": exit_code})
+        dismiss_followers(self._control, exit_code=0)
+        self._runner.close()
 
     def _order(
         self, order: dict[str, Any], effort: Effort, on_step: Callable[[int], None] = lambda _: None
@@ -109,10 +110,16 @@ class LostRankError(AutotuneError):
         self.measurement = measurement
 
 
+def dismiss_followers(control: Control, exit_code: int) -> None:
+    """Rank 0's last order: leave, with this exit code."""
+    control.broadcast({"do": "stop", "exit_code": exit_code})
+
+
 def follow(control: Control, runner: RankRunner) -> None:
     """What every rank but 0 does until dismissed. Raises DismissedError where rank 0 ended the job with an error."""
     while (order := control.broadcast())["do"] != "stop":
         control.gather(carry_out(order, runner))
+    runner.close()
     if order["exit_code"]:
         raise DismissedError(order["exit_code"])
 

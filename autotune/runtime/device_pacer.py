@@ -27,7 +27,7 @@ _MIN_SLEEP_S = 0.0002
 
 
 class DevicePacer:
-    """The emulated device of one rank. Call `begin` when a step starts and `resume` after every wait for others."""
+    """The emulated device of one rank. Call `begin` when a step starts."""
 
     def __init__(self, model: nn.Module, graph: OpGraph, device: Device) -> None:
         self._device = device
@@ -44,10 +44,6 @@ class DevicePacer:
         """A step starts now, with an idle device."""
         self._due_s, self._samples, self.late_s = time.perf_counter(), num_samples, 0.0
         self._charged.clear()
-
-    def resume(self) -> None:
-        """The rank was blocked by others: the device was idle until now."""
-        self._due_s = max(self._due_s, time.perf_counter())
 
     def after_loss(self) -> None:
         """The loss was computed: outside every module, so no hook of a module sees it."""

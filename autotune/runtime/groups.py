@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -25,6 +26,8 @@ from autotune.runtime.paced_group import PacedGroup
 from workloads.cluster import Cluster
 from workloads.errors import SpecError
 
+_JOIN_S = 10.0
+
 
 class Groups:
     """Opens the process group of each trial. Made once per job, by all ranks together."""
@@ -33,6 +36,7 @@ class Groups:
         self._control = control
         self._cluster = cluster
         self._epoch = 0
+        self._threads: list[threading.Thread] = []
         hosts = control.share(socket.gethostname())
         self._one_machine = len(set(hosts)) == 1
         self._store = self._make_store(hosts[0])
@@ -51,9 +55,17 @@ class Groups:
             failed = False
         finally:
             if isinstance(real, MpiGroup):
-                real.close(failed=failed)
+                self._threads.append(real.close(failed=failed))
             if isinstance(group, PacedGroup):
-                group.close()
+                self._threads.append(group.close())
+            if not failed:
+                self.join()
+
+    def join(self) -> None:
+        """Wait for the groups' threads: one that is still letting go of torch objects when Python ends takes it down."""
+        for thread in self._threads:
+            thread.join(timeout=_JOIN_S)
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
 
     def _real_group(self, transport: str, timeout_s: float) -> dist.ProcessGroup:
         if transport == "mpi":

@@ -11,12 +11,12 @@ from workloads.errors import InfeasiblePlanError
 from workloads.quantity import format_bytes
 
 
-def static_bytes(model: nn.Module, optimizer: Optimizer, *, bucket_bytes: int) -> int:
-    """What is held between steps. `bucket_bytes`: communication buffers that exist beside the gradients."""
+def static_bytes(model: nn.Module, optimizer: Optimizer, *, buffer_bytes: int) -> int:
+    """What is held between steps. `buffer_bytes`: communication buffers that exist beside the gradients."""
     tensors = [*model.parameters(), *model.buffers()]
     gradients = [p for p in model.parameters() if p.requires_grad]
     state = [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, torch.Tensor)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, *gradients, *state)) + bucket_bytes
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, *gradients, *state)) + buffer_bytes
 
 
 def check_memory(used_bytes: int, device: Device, rank: int, num_samples: int) -> None:

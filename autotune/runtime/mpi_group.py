@@ -62,13 +62,14 @@ class MpiGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return "mpi"
 
-    def close(self, *, failed: bool) -> None:
-        """End the worker; after a failure also tell the peers, who would otherwise wait for us."""
+    def close(self, *, failed: bool) -> threading.Thread:
+        """Let the worker end; after a failure also tell the peers, who would otherwise wait for us."""
         if failed:
             for rank in range(self.size()):
                 if rank != self.rank():
                     self._comm.Isend([b"", 0], dest=rank, tag=_TAG_GIVE_UP)
         self._queue.put(None)
+        return self._thread
 
     def _enqueue(self, run: Any, tensors: Any) -> FutureWork:
         work = FutureWork()

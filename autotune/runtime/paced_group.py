@@ -31,6 +31,8 @@ class Delivery:
     start_s: float
     """When the last rank had joined."""
     end_s: float
+    late_s: float
+    """How much later the real collective was done."""
 
 
 class FutureWork(Work):
@@ -102,10 +104,11 @@ class PacedGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return "paced"
 
-    def close(self) -> None:
-        """Let go of the real group, which tells its peers; the delivery thread ends by itself."""
+    def close(self) -> threading.Thread:
+        """Let go of the real group, which tells its peers; the delivery thread ends once its last wait does."""
         self._queue.put(None)
         self._inner = None
+        return self._thread
 
     def _deliver(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -123,5 +126,7 @@ class PacedGroup(dist.ProcessGroup):
         key = (self._epoch << 24) + sequence + 1
         loads = ring_loads(self._host_of_rank, num_bytes)
         start_s, end_s = self._clocks.finish_collective(sequence, key, loads, self._latency_s)
-        time.sleep(max(end_s - time.monotonic(), 0.0))
-        self.deliveries.append(Delivery(num_bytes=num_bytes, posted_s=posted_s, start_s=start_s, end_s=end_s))
+        ahead_s = end_s - time.monotonic()
+        time.sleep(max(ahead_s, 0.0))
+        done = Delivery(num_bytes=num_bytes, posted_s=posted_s, start_s=start_s, end_s=end_s, late_s=max(-ahead_s, 0.0))
+        self.deliveries.append(done)

@@ -9,13 +9,15 @@ the whole batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from autotune.runtime.codec import Codec
+from autotune.runtime.codec import Codec, make_codec
+from autotune.runtime.ddp import DdpReducer
+from workloads.plan import Plan
 
 
 class Bucket:
@@ -40,14 +42,51 @@ class Bucket:
             parameter.grad = view
 
 
+class Reducer(Protocol):
+    """Sums gradients over ranks. Call `begin` before forward and `finish` after backward; then every parameter's
+    gradient is that of the whole batch, if each rank's mean loss was weighted by `loss_scale` · b_i/B.
+    """
+
+    model: nn.Module
+    """What forward must be called on."""
+    loss_scale: float
+    needs_backward: bool
+    """Whether also a rank without samples must run forward and backward."""
+    buffer_bytes: int
+    """Memory held beside the gradients."""
+
+    def begin(self) -> None:
+        """A step starts: gradients are zero, nothing is under way."""
+
+    def finish(self) -> None:
+        """Wait until every gradient is the sum over all ranks."""
+
+    def detach(self) -> None:
+        """Let go of the model and the group."""
+
+
+def make_reducer(model: nn.Module, plan: Plan, group: dist.ProcessGroup) -> Reducer:
+    """The reducer that the plan names."""
+    comm, codec = plan.comm, plan.compression.codec
+    if comm.reducer == "ddp":
+        return DdpReducer(model, comm.bucket_bytes, codec, group)
+    return BucketReducer(model, comm.bucket_bytes, make_codec(codec), group)
+
+
 class BucketReducer:
-    """Sums gradients while backward runs. Call `begin` before forward and `finish` after backward."""
+    """Our own: buckets, codecs, ranks without samples."""
+
+    loss_scale = 1.0
+    needs_backward = False
 
     def __init__(self, model: nn.Module, bucket_bytes: int, codec: Codec, group: dist.ProcessGroup) -> None:
+        self.model = model
         self._group = group
+        share_initial_values(model, group)
         self._codec = codec
         self.buckets = [Bucket(p) for p in assign_buckets(list(model.parameters()), bucket_bytes)]
         self._posted: list[tuple[Bucket, Tensor, Any]] = []
+        self.buffer_bytes = sum(codec.buffer_bytes(bucket.flat) for bucket in self.buckets)
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._hook(bucket))
             for bucket in self.buckets
@@ -55,13 +94,12 @@ class BucketReducer:
         ]
 
     def begin(self) -> None:
-        """A step starts: gradients are zero, nothing is posted."""
         self._posted.clear()
         for bucket in self.buckets:
             bucket.reset()
 
     def finish(self) -> None:
-        """Post what backward left, and wait until every gradient is the sum over all ranks."""
+        """Post what backward left, and wait for all of it."""
         for bucket in self.buckets[len(self._posted) :]:
             self._post(bucket)
         for bucket, wire, work in self._posted:
@@ -85,6 +123,15 @@ class BucketReducer:
     def _post(self, bucket: Bucket) -> None:
         wire = self._codec.encode(bucket.flat)
         self._posted.append((bucket, wire, self._group.allreduce([wire], dist.AllreduceOptions())))
+
+
+def share_initial_values(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Every rank starts from rank 0's parameters and buffers, as with DDP: a model need not follow from the seed."""
+    options = dist.BroadcastOptions()
+    options.rootRank, options.rootTensor = 0, 0
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            group.broadcast([tensor.detach()], options).wait()
 
 
 def assign_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:

@@ -1,7 +1,7 @@
 """Data-parallel training by a plan: uneven batches, exactly weighted gradients, buckets, codecs; or torch DDP.
 
 A rank's loss is a mean over its own samples. Weighted by b_i/B before backward, the sum over ranks is the gradient of
-the mean over the whole batch, whatever the split. DDP divides by the number of ranks N, so there the weight is N·b_i/B.
+the mean over the whole batch, whatever the split.
 """
 
 from __future__ import annotations
@@ -12,20 +12,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-from torch.nn.parallel import DistributedDataParallel
 
-from autotune.runtime.codec import make_codec
 from autotune.runtime.data import Batches
 from autotune.runtime.device_pacer import DevicePacer
 from autotune.runtime.memory import check_memory, static_bytes
-from autotune.runtime.reducer import BucketReducer
+from autotune.runtime.reducer import make_reducer
 from profilers.timeline import Span, Timeline
 from workloads.capture import SavedTensorMeter
 from workloads.cluster import Device
 from workloads.graph import OpGraph
-from workloads.plan import MIB, Plan
+from workloads.plan import Plan
 from workloads.workload import Workload
 
 
@@ -96,21 +92,13 @@ class Trainer:
         self.group = group
         torch.manual_seed(seed)
         self.model = workload.model().to(seat.torch_device)
+        torch.manual_seed(seed + 1 + seat.rank)  # what the model draws from here on (dropout) differs between ranks
         self.optimizer = workload.optimizer(self.model)
         self.batches = Batches(workload.dataset(), plan.batch.samples, seat.rank, seed=seed)
         self._pacer = DevicePacer(self.model, seat.graph, seat.device) if seat.graph is not None else None
         self._gradient_s = 0.0
         self._handles = [p.register_hook(self._note_gradient) for p in self.model.parameters() if p.requires_grad]
-        self._ddp: DistributedDataParallel | None = None
-        self._reducer: BucketReducer | None = None
-        if plan.comm.reducer == "ddp":
-            self._ddp = DistributedDataParallel(
-                self.model, process_group=group, bucket_cap_mb=plan.comm.bucket_bytes / MIB
-            )
-            if plan.compression.codec == "fp16":
-                self._ddp.register_comm_hook(group, fp16_compress_hook)
-        else:
-            self._reducer = BucketReducer(self.model, plan.comm.bucket_bytes, make_codec(plan.compression.codec), group)
+        self._reducer = make_reducer(self.model, plan, group)
         self.num_steps = 0
         self.peak_memory_bytes = 0
 
@@ -144,9 +132,8 @@ class Trainer:
         meter = SavedTensorMeter(self.model)
         with meter.watch():
             step = self.step()
-        copies = 2 if self._ddp is not None else 1
-        wire = sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad) * (copies - 1)
-        self.peak_memory_bytes = static_bytes(self.model, self.optimizer, bucket_bytes=wire) + meter.peak_bytes
+        held = static_bytes(self.model, self.optimizer, buffer_bytes=self._reducer.buffer_bytes)
+        self.peak_memory_bytes = held + meter.peak_bytes
         if self.seat.torch_device.type == "cuda":
             self.peak_memory_bytes = int(torch.cuda.max_memory_allocated(self.seat.torch_device))
         check_memory(self.peak_memory_bytes, self.seat.device, self.seat.rank, step.num_samples)
@@ -158,29 +145,22 @@ class Trainer:
             handle.remove()
         if self._pacer is not None:
             self._pacer.detach()
-        if self._reducer is not None:
-            self._reducer.detach()
-        self._ddp = self._reducer = None
-        del self.group
+        self._reducer.detach()
+        del self._reducer, self.group
 
     def _gradients(self, batch: Any, num_samples: int, total: int) -> tuple[float, float]:
         """Leave the exact gradient of the whole batch in the model; the moment forward ended, and this rank's loss."""
-        weight = num_samples / total
-        if self._ddp is not None:
-            self.optimizer.zero_grad()
-            if (
-                batch is None
-            ):  # DDP's hooks need a backward on every rank; a short last batch may leave none for this one
-                batch = _to_device(self.batches.fetch(torch.tensor([0])), self.seat.torch_device)
-            return self._backward(self._ddp, batch, weight * self.group.size())
-        assert self._reducer is not None
         self._reducer.begin()
-        done = self._backward(self.model, batch, weight) if num_samples else (time.perf_counter(), 0.0)
+        if batch is None and self._reducer.needs_backward:  # a sample of weight zero
+            batch = _to_device(self.batches.fetch(torch.tensor([0])), self.seat.torch_device)
+        done = time.perf_counter(), 0.0
+        if batch is not None:
+            done = self._backward(batch, self._reducer.loss_scale * num_samples / total)
         self._reducer.finish()
         return done
 
-    def _backward(self, model: nn.Module, batch: Any, weight: float) -> tuple[float, float]:
-        loss = self._workload.loss(model, batch)
+    def _backward(self, batch: Any, weight: float) -> tuple[float, float]:
+        loss = self._workload.loss(self._reducer.model, batch)
         if self._pacer is not None:
             self._pacer.after_loss()
         forward_s = time.perf_counter()

@@ -68,6 +68,10 @@ class RankRunner:
         self._seat = seat
         self._seed = seed
 
+    def close(self) -> None:
+        """The job ends: leave no thread behind."""
+        self._groups.join()
+
     def trial(self, plan: Plan, effort: Effort) -> RankOutcome:
         """Measure one plan."""
 
@@ -153,7 +157,7 @@ class RankRunner:
             wait_s=median(step.wait_s for step in steps),
             cpu_s=cpu_s,
             peak_memory_bytes=trainer.peak_memory_bytes,
-            late_s=median(step.late_s for step in steps),
+            late_s=median(max(step.late_s, _link_late_s(step, trainer.group)) for step in steps),
         )
         return RankOutcome(
             steps_s=tuple(step.total_s for step in steps),
@@ -182,6 +186,13 @@ def _run(trainer: Trainer, num_steps: int, deadline: float) -> tuple[float, list
 
 def _with_rounds(outcome: RankOutcome, rounds_s: tuple[float, ...]) -> RankOutcome:
     return RankOutcome(steps_s=rounds_s, result=outcome.result, timeline=outcome.timeline)
+
+
+def _link_late_s(step: Step, group: dist.ProcessGroup) -> float:
+    """How far the last real all-reduce of a step was behind its emulated links."""
+    if not isinstance(group, PacedGroup):
+        return 0.0
+    return next((sent.late_s for sent in reversed(group.deliveries) if step.begin_s <= sent.start_s <= step.end_s), 0.0)
 
 
 def _timeline(step: Step, rank: int, group: dist.ProcessGroup) -> Timeline:

@@ -51,11 +51,9 @@ class Search:
         self._study.sampler = _make_sampler(sampler, seed + len(self._study.trials))
         self._asked: dict[int, optuna.Trial] = {}
 
-    def enqueue(self, plan: Plan) -> None:
-        """Propose this plan next, unless it has been measured or is queued already."""
-        params = self._space.params(plan)
-        if self._space.plan(params).fingerprint() not in self._known:
-            self._study.enqueue_trial(params, skip_if_exists=True)
+    def enqueue_split(self, samples: Sequence[int]) -> None:
+        """Propose this split next; the sampler chooses the other knobs."""
+        self._study.enqueue_trial(self._space.tilts(samples))
 
     def ask(self) -> Proposal | None:
         """The next plan that has not been measured yet; None when the space seems used up."""

@@ -46,8 +46,15 @@ def test_the_study_of_a_users_workload_is_fit_for_a_path(job: Job) -> None:
     assert dataclasses.replace(job, workload="pkg.mod:factory").study_name == "pkg.mod.factory"
 
 
-def test_a_study_named_with_a_slash_is_one_folder_so_that_report_can_find_it(job: Job) -> None:
-    assert "/" not in dataclasses.replace(job, study="a/b").study_name
+@pytest.mark.parametrize("study", ["a/b", "../elsewhere"])
+def test_a_study_is_never_named_so_that_report_cannot_find_it(job: Job, study: str) -> None:
+    """A study is one folder below the results: a name that would make two is refused or made fit."""
+    named = dataclasses.replace(job, study=study)
+    try:
+        check_job(named, 4)
+    except SpecError:
+        return
+    assert "/" not in named.study_name
 
 
 # --- options and folders -----------------------------------------------------------------------------------------------

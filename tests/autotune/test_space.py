@@ -137,7 +137,9 @@ def test_a_rank_without_samples_can_be_written_as_a_point() -> None:
     assert sum(space().plan(space().params(plan)).batch.samples) == 64
 
 
-@pytest.mark.parametrize(("bucket_bytes", "log2"), [(2**20, 20), (25 * 2**20, 22), (1, MIN_BUCKET_LOG2), (3 * 2**18, 20)])
+@pytest.mark.parametrize(
+    ("bucket_bytes", "log2"), [(2**20, 20), (25 * 2**20, 22), (1, MIN_BUCKET_LOG2), (3 * 2**18, 20)]
+)
 def test_a_bucket_becomes_the_nearest_power_of_two_in_range(bucket_bytes: int, log2: int) -> None:
     plan = Plan(batch=BatchPlan(samples=(16,) * 4), comm=CommPlan(bucket_bytes=bucket_bytes))
     assert space().params(plan)["bucket_log2"] == log2
@@ -172,7 +174,8 @@ def test_a_description_is_the_same_after_it_was_kept_in_a_study() -> None:
 
 
 @pytest.mark.parametrize(
-    ("param_bytes", "log2"), [(0, MIN_BUCKET_LOG2), (1000, MIN_BUCKET_LOG2), (2**20, 20), (2**20 + 1, 21), (38 * 2**20, 26)]
+    ("param_bytes", "log2"),
+    [(0, MIN_BUCKET_LOG2), (1000, MIN_BUCKET_LOG2), (2**20, 20), (2**20 + 1, 21), (38 * 2**20, 26)],
 )
 def test_the_largest_bucket_holds_every_gradient_and_no_more(param_bytes: int, log2: int) -> None:
     assert max_bucket_log2(param_bytes) == log2

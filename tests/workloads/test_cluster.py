@@ -139,7 +139,9 @@ def test_a_file_may_name_itself(tmp_path: Path) -> None:
 
 
 def test_an_unknown_mix_suggests_the_nearest() -> None:
-    with pytest.raises(SpecError, match=r"unknown cluster 'mixed5': did you mean 'mixed4'\? \(your own: --cluster FILE"):
+    with pytest.raises(
+        SpecError, match=r"unknown cluster 'mixed5': did you mean 'mixed4'\? \(your own: --cluster FILE"
+    ):
         load_cluster("mixed5")
 
 
@@ -230,7 +232,9 @@ def test_a_cluster_without_hosts_is_refused(tmp_path: Path, text: str) -> None:
     assert "has no [[host]]" in refusal(tmp_path, text)
 
 
-@pytest.mark.parametrize("text", ['device = "fast"\n', 'host = "a"\n', "host = 3\n", '[[device]]\nflops = "1 GFLOP/s"\n'])
+@pytest.mark.parametrize(
+    "text", ['device = "fast"\n', 'host = "a"\n', "host = 3\n", '[[device]]\nflops = "1 GFLOP/s"\n']
+)
 def test_a_value_where_a_table_belongs_is_refused(tmp_path: Path, text: str) -> None:
     assert "mine.toml" in refusal(tmp_path, text)
 

@@ -45,7 +45,9 @@ def test_a_quantity_is_read_in_si_units(text: str, units: Mapping[str, float], e
     assert parse_quantity(text, units, "here") == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("value", [5, 5.0, "5", "GiB", "", "5 parsecs", "5 gib", "5 G iB", "five B", None, True, ["5 B"]])
+@pytest.mark.parametrize(
+    "value", [5, 5.0, "5", "GiB", "", "5 parsecs", "5 gib", "5 G iB", "five B", None, True, ["5 B"]]
+)
 def test_a_value_without_a_known_unit_is_refused_with_an_example(value: object) -> None:
     with pytest.raises(SpecError) as caught:
         parse_quantity(value, BYTES, "mine.toml memory")

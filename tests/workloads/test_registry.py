@@ -107,9 +107,7 @@ def test_names_are_models_alone_and_with_each_size() -> None:
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize(
-    ("given", "nearest"), [("vgb", "vgg"), ("resnett", "resnet"), ("vgg-tinny", "vgg-tiny")]
-)
+@pytest.mark.parametrize(("given", "nearest"), [("vgb", "vgg"), ("resnett", "resnet"), ("vgg-tinny", "vgg-tiny")])
 def test_an_unknown_name_suggests_the_nearest(given: str, nearest: str) -> None:
     with pytest.raises(SpecError) as caught:
         check_workload_name(given)
@@ -122,7 +120,9 @@ def test_a_name_like_no_other_lists_what_there_is() -> None:
 
 
 def test_a_name_can_be_checked_without_torch() -> None:
-    code = "import sys; from workloads.registry import check_workload_name as c; c('vgg'); print('torch' in sys.modules)"
+    code = (
+        "import sys; from workloads.registry import check_workload_name as c; c('vgg'); print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
 
@@ -153,8 +153,7 @@ def test_a_factory_is_found_in_a_package_of_the_working_directory(here: Write) -
 
 def test_a_module_that_is_not_there_is_named_with_the_remedy(here: Write) -> None:
     assert refusal("no_such_job:tiny") == (
-        "workload 'no_such_job:tiny': cannot import 'no_such_job': "
-        "run from the folder that holds it, or set PYTHONPATH"
+        "workload 'no_such_job:tiny': cannot import 'no_such_job': run from the folder that holds it, or set PYTHONPATH"
     )
 
 

@@ -24,9 +24,9 @@ def assert_valid(samples: Sequence[int], total: int, limits: Bounds) -> None:
     assert sum(samples) == total
     assert len(samples) == len(limits.caps)
     assert all(type(count) is int for count in samples)
-    assert all(
-        low <= count <= high for low, count, high in zip(limits.minimums, samples, limits.caps, strict=True)
-    ), f"{samples} breaks {limits}"
+    assert all(low <= count <= high for low, count, high in zip(limits.minimums, samples, limits.caps, strict=True)), (
+        f"{samples} breaks {limits}"
+    )
 
 
 def every_split(total: int, limits: Bounds) -> Iterator[tuple[int, ...]]:
@@ -252,7 +252,9 @@ def test_balanced_is_as_good_as_the_best_of_all_splits() -> None:
         limits = Bounds(minimums=minimums, caps=tuple(low + generator.randint(0, 7) for low in minimums))
         total = generator.randint(sum(limits.minimums), sum(limits.caps))
         costs = [
-            RankCost(fixed_s=generator.choice((0.0, 3.0, generator.uniform(0, 5))), per_sample_s=generator.uniform(0, 4))
+            RankCost(
+                fixed_s=generator.choice((0.0, 3.0, generator.uniform(0, 5))), per_sample_s=generator.uniform(0, 4)
+            )
             for _ in range(num_ranks)
         ]
         least = min(slowest_s(costs, split) for split in every_split(total, limits))

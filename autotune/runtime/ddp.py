@@ -1,0 +1,35 @@
+"""Torch's DistributedDataParallel behind the same interface as our own reducer: the baseline, unmodified."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from workloads.plan import DDP_BUCKET_BYTES, MIB
+
+
+class DdpReducer:
+    """DDP averages over ranks, so a rank's loss is weighted by N·b_i/B; its hooks need a backward on every rank."""
+
+    needs_backward = True
+
+    def __init__(self, model: nn.Module, bucket_bytes: int, codec: str, group: dist.ProcessGroup) -> None:
+        # Left unset, DDP's cap is 25 MiB with a small first bucket that leaves early; set, it holds for all buckets.
+        cap_mb = None if bucket_bytes == DDP_BUCKET_BYTES else bucket_bytes / MIB
+        ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=cap_mb)
+        self.model: nn.Module = ddp
+        self.loss_scale = float(group.size())
+        self.buffer_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+        if codec == "fp16":
+            ddp.register_comm_hook(group, fp16_compress_hook)
+
+    def begin(self) -> None:
+        self.model.zero_grad()
+
+    def finish(self) -> None:
+        """Backward has waited already."""
+
+    def detach(self) -> None:
+        del self.model

@@ -1,0 +1,122 @@
+"""The limit, by hand: no plan can be faster, and where a plan reaches it the two are equal."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from autotune.runtime.link_clock import ring_loads
+from autotune.simulate.cost import compute_s
+from autotune.simulate.limit import stated_sample_s, step_limit
+from results.record import Limit
+from workloads.cluster import Cluster, load_cluster
+from workloads.graph import Op, OpGraph
+from workloads.plan import MIB
+
+MIXED4 = load_cluster("mixed4")
+FLOPS = 8e6
+
+
+def graph(*, flops: float = FLOPS, fixed_bytes: float = 0.0) -> OpGraph:
+    """One op of three units of work (forward 1, backward 2)."""
+    op = Op(
+        name="0",
+        kind="Linear",
+        num_calls=1,
+        flops_per_sample=flops,
+        fixed_bytes=fixed_bytes,
+        bytes_per_sample=0.0,
+        param_bytes=MIB,
+        backward_factor=2.0,
+    )
+    return OpGraph(ops=(op,), saved_bytes_per_sample=0.0)
+
+
+def limit(cluster: Cluster = MIXED4, *, param_bytes: int = 0, global_batch: int = 64) -> Limit:
+    return step_limit(stated_sample_s(graph(), cluster), cluster, param_bytes=param_bytes, global_batch=global_batch)
+
+
+def test_a_sample_takes_forward_and_backward_on_each_device() -> None:
+    """24 MFLOP at 2.4, 1.6, 1.2 and 0.6 GFLOP/s."""
+    assert stated_sample_s(graph(), MIXED4) == pytest.approx([0.010, 0.015, 0.020, 0.040])
+
+
+def test_fixed_costs_are_spread_over_many_samples() -> None:
+    """The limit must hold for any batch, so what is paid once per step must not count per sample."""
+    fixed = stated_sample_s(graph(fixed_bytes=1e9), MIXED4)
+    assert fixed == pytest.approx(stated_sample_s(graph(), MIXED4), rel=1e-3)
+
+
+def test_the_compute_bound_of_mixed4_is_2_4167_times_faster_than_an_even_split() -> None:
+    """Even: the quarter-speed device takes 16 · 40 ms. Limit: 64 samples over 1 + 2/3 + 1/2 + 1/4 devices of 10 ms."""
+    even_s = max(compute_s(graph(), device, 16) for device in MIXED4.devices)
+    assert even_s == pytest.approx(0.640)
+    assert limit().compute_s == pytest.approx(0.64 / (1 + 2 / 3 + 1 / 2 + 1 / 4))
+    assert even_s / limit().compute_s == pytest.approx(2.4167, abs=5e-5)
+
+
+def test_on_equal_devices_an_even_split_is_the_compute_bound() -> None:
+    assert limit(load_cluster("uniform4")).compute_s == pytest.approx(16 * 0.010)
+
+
+@pytest.mark.parametrize("total", [4, 7, 12])
+def test_no_whole_split_is_faster_than_the_compute_bound(total: int) -> None:
+    sample_s = stated_sample_s(graph(), MIXED4)
+    splits = (s for s in itertools.product(range(total + 1), repeat=4) if sum(s) == total)
+    fastest = min(max(n * t for n, t in zip(split, sample_s, strict=True)) for split in splits)
+    assert limit(global_batch=total).compute_s <= fastest + 1e-12
+
+
+def test_the_network_bound_is_every_parameter_once_over_the_link() -> None:
+    """125 MB over 1 Gbit/s."""
+    assert limit(param_bytes=125_000_000).network_s == pytest.approx(1.0)
+
+
+def test_the_slowest_host_sets_the_network_bound() -> None:
+    assert limit(load_cluster("slow-link4"), param_bytes=125_000_000).network_s == pytest.approx(5.0)
+
+
+def test_the_slower_direction_sets_the_network_bound() -> None:
+    host = MIXED4.hosts[2]
+    assert host.link is not None
+    lame = dataclasses.replace(host, link=dataclasses.replace(host.link, down_bytes_per_s=12.5e6))
+    cluster = dataclasses.replace(MIXED4, hosts=(*MIXED4.hosts[:2], lame, MIXED4.hosts[3]))
+    assert limit(cluster, param_bytes=125_000_000).network_s == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("name", ["mixed4", "slow-link4", "two-fast-two-slow"])
+def test_a_ring_all_reduce_never_beats_the_network_bound(name: str) -> None:
+    cluster, num_bytes = load_cluster(name), 10_000_000
+    took = 0.0
+    for load in ring_loads(cluster.host_of_rank, num_bytes):
+        link = cluster.hosts[load.host].link
+        assert link is not None
+        took = max(took, load.up_bytes / link.up_bytes_per_s, load.down_bytes / link.down_bytes_per_s)
+    assert limit(cluster, param_bytes=num_bytes).network_s <= took
+
+
+def test_one_host_alone_has_no_network_bound() -> None:
+    assert limit(load_cluster("two-fast-two-slow").for_ranks(2), param_bytes=10**9).network_s == 0.0
+
+
+def test_hosts_without_a_stated_link_have_no_network_bound() -> None:
+    bare = dataclasses.replace(MIXED4, hosts=tuple(dataclasses.replace(host, link=None) for host in MIXED4.hosts))
+    assert limit(bare, param_bytes=10**9).network_s == 0.0
+
+
+def test_the_path_bound_is_one_sample_on_the_fastest_device() -> None:
+    assert limit().path_s == pytest.approx(0.010)
+
+
+def test_a_tiny_batch_is_bound_by_the_path_of_one_sample() -> None:
+    found = limit(global_batch=1)
+    assert found.compute_s < found.path_s
+    assert found.step_s == found.path_s
+
+
+@pytest.mark.parametrize("largest", ["compute_s", "network_s", "path_s"])
+def test_the_limit_is_the_largest_of_its_parts(largest: str) -> None:
+    parts = {"compute_s": 1.0, "network_s": 1.0, "path_s": 1.0} | {largest: 2.0}
+    assert Limit(**parts).step_s == 2.0

@@ -1,0 +1,40 @@
+"""Run by mpirun on 4 ranks: train digits under very different splits; prints {"name", "accuracy"} lines from rank 0."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+
+from autotune.runtime.control import start_control
+from autotune.runtime.groups import Groups
+from autotune.runtime.trainer import Seat, Trainer
+from workloads.cluster import load_cluster
+from workloads.plan import BatchPlan, CommPlan, Plan
+from workloads.registry import load_workload
+
+NUM_STEPS = 200
+PLANS = {
+    "even, DDP": Plan(batch=BatchPlan(samples=(16, 16, 16, 16)), comm=CommPlan(reducer="ddp")),
+    "even": Plan(batch=BatchPlan(samples=(16, 16, 16, 16))),
+    "uneven": Plan(batch=BatchPlan(samples=(33, 17, 13, 1))),
+    "two ranks idle": Plan(batch=BatchPlan(samples=(0, 60, 4, 0)), comm=CommPlan(bucket_bytes=2**15)),
+}
+
+torch.set_num_threads(1)
+control = start_control()
+workload = load_workload("digits")
+groups = Groups(control, load_cluster("this-machine").for_ranks(control.size))
+seat = Seat(rank=control.rank, device=load_cluster("this-machine").devices[0], torch_device=torch.device("cpu"))
+for name, plan in PLANS.items():
+    with groups.open("gloo", timeout_s=60) as group:
+        trainer = Trainer(workload, plan, group, seat, seed=0)
+        for _ in range(NUM_STEPS):
+            trainer.step()
+        accuracy = workload.accuracy(trainer.model)  # type: ignore[attr-defined]
+        trainer.close()
+        del group
+    if control.is_leader:
+        sys.stdout.write(json.dumps({"name": name, "accuracy": accuracy}) + "\n")
+control.share(None)
