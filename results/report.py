@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from results import wording
-from results.compare import winner
+from results.compare import ratio, winner
 from results.record import (
     AGAIN,
     BEST,
@@ -28,7 +28,6 @@ from results.record import (
 )
 from results.report_data import KnobRow, MixRow, RankRow, Standing, SweepReport, TrialRow
 from results.reuse import next_commands
-from results.stats import Ratio, speedup
 from results.units import plan_summary
 from workloads.errors import SpecError
 from workloads.plan import Plan
@@ -121,16 +120,10 @@ def _standing(info: StudyInfo, name: str, plan: Plan, step_s: float, ranks: tupl
     )
 
 
-def _ratio(baseline: Contender, contender: Contender) -> Ratio:
-    """Speed over the baseline's in the rounds that both finished."""
-    shared = min(len(baseline.rounds_s), len(contender.rounds_s))
-    return speedup(baseline.rounds_s[:shared], contender.rounds_s[:shared])
-
-
 def _contest_row(info: StudyInfo, contender: Contender, first: Contender, tuned: Contender | None) -> Standing:
     row = _standing(info, contender.name, contender.plan, median(contender.rounds_s), contender.ranks)
-    vs_first = None if contender is first else _ratio(first, contender)
-    vs_tuned = None if tuned is None or contender is tuned else _ratio(tuned, contender)
+    vs_first = None if contender is first else ratio(first, contender)
+    vs_tuned = None if tuned is None or contender is tuned else ratio(tuned, contender)
     return dataclasses.replace(row, vs_first=vs_first, verdict=vs_first.verdict if vs_first else "", vs_tuned=vs_tuned)
 
 
@@ -151,7 +144,7 @@ def _knob_rows(contenders: Sequence[Contender]) -> tuple[KnobRow, ...]:
         return ()
     rows = []
     for reverted in (one for one in contenders if one.reverts):
-        worth = _ratio(reverted, best)
+        worth = ratio(reverted, best)
         row = KnobRow(
             knob=reverted.reverts,
             reverted_plan=plan_summary(reverted.plan),

@@ -79,6 +79,8 @@ class StudyStore:
             where = f"{path}, line {number}"
             try:
                 records.append(from_data(TrialRecord, _current(json.loads(line), where), where))
+            except StoreError:
+                raise
             except (ValueError, SpecError) as error:
                 raise StoreError(
                     f"{where} is damaged ({error}): restore it from a copy, or move the folder away to start anew"
@@ -159,12 +161,16 @@ def read_json(kind: type[T], path: Path) -> T:
 def write_json(path: Path, value: Any) -> None:
     """Replace a file in one step: readers see the old content or the new, never half."""
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        json.dump(to_data(value), file, indent=1)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    Path(temporary).replace(path)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            json.dump(to_data(value), file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def _complete_lines(path: Path) -> list[bytes]:

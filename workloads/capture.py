@@ -2,8 +2,8 @@
 
 Every aten op is counted for the innermost module that was running (functional calls count for the module that makes
 them), so costs are exclusive of children. Two batch sizes give fixed and per-sample parts. FLOPs come from torch's own
-registry; bytes are inputs plus outputs of every op that is not a view. Backward is taken as a multiple of forward: one
-share for the gradient of the input, one for that of the weights, as for every matrix product and convolution.
+registry; bytes are inputs plus outputs of every op that is not a view. Backward is taken as a multiple of forward: a
+matrix product or convolution once more for each of its two factors that wants a gradient, anything else once.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ LOSS = "(loss)"
 """Name of the op that stands for what runs outside every module: the loss."""
 
 _FEW, _MANY = 2, 4
+_MOST_FACTORS = 2
 
 
 def capture(model: nn.Module, run: Callable[[int], Tensor]) -> OpGraph:
@@ -87,7 +88,8 @@ class _Tally:
     flops: float = 0.0
     num_bytes: float = 0.0
     num_calls: int = 0
-    input_needs_grad: bool = False
+    backward_flops: float = 0.0
+    needs_backward: bool = False
 
 
 @dataclass(kw_only=True, slots=True)
@@ -104,12 +106,10 @@ def _count(model: nn.Module, run: Callable[[int], Tensor], num_samples: int) -> 
     names = {module: name or "(model)" for name, module in model.named_modules()}
     counts, stack = _Counts(), [LOSS]
 
-    def enter(module: nn.Module, inputs: Any) -> None:
+    def enter(module: nn.Module, _inputs: Any) -> None:
         name = names.get(module, stack[-1])
         stack.append(name)
-        tally = counts[name]
-        tally.num_calls += 1
-        tally.input_needs_grad |= any(isinstance(t, Tensor) and t.requires_grad for t in tree_leaves(inputs))
+        counts[name].num_calls += 1
 
     def leave(_module: nn.Module, _inputs: Any, _output: Any) -> None:
         name = stack.pop()
@@ -126,7 +126,7 @@ def _count(model: nn.Module, run: Callable[[int], Tensor], num_samples: int) -> 
             handle.remove()
     counts.saved_bytes = meter.current_bytes
     counts.order.append(LOSS)
-    counts[LOSS].num_calls, counts[LOSS].input_needs_grad = 1, True
+    counts[LOSS].num_calls = 1
     del loss
     return counts
 
@@ -142,7 +142,12 @@ class _OpCounter(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         tally = self._current()
-        tally.flops += _flops(func, args, kwargs, out)
+        flops = _flops(func, args, kwargs, out)
+        differentiated = [tensor for tensor in _tensors(args) if tensor.requires_grad]
+        # A product's backward is one product more for each factor that wants a gradient; a bias (one dimension) is free.
+        tally.backward_flops += flops * min(sum(tensor.dim() > 1 for tensor in differentiated), _MOST_FACTORS)
+        tally.needs_backward |= bool(differentiated)
+        tally.flops += flops
         tally.num_bytes += _bytes_moved(func, args, kwargs, out)
         return out
 
@@ -171,7 +176,6 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 def _op(name: str, model: nn.Module, few: _Tally, many: _Tally, param_bytes: int) -> Op:
     module = None if name == LOSS else (model if name == "(model)" else model.get_submodule(name))
-    own = [] if module is None else list(module.parameters(recurse=False))
     flops = (many.flops - few.flops) / (_MANY - _FEW)
     bytes_per_sample = (many.num_bytes - few.num_bytes) / (_MANY - _FEW)
     return Op(
@@ -182,7 +186,7 @@ def _op(name: str, model: nn.Module, few: _Tally, many: _Tally, param_bytes: int
         fixed_bytes=max(few.num_bytes - bytes_per_sample * _FEW, 0.0),
         bytes_per_sample=bytes_per_sample,
         param_bytes=param_bytes,
-        backward_factor=_backward_factor(own, flops, input_needs_grad=many.input_needs_grad),
+        backward_factor=many.backward_flops / many.flops if many.flops else float(many.needs_backward),
     )
 
 
@@ -198,11 +202,3 @@ def _param_bytes_by_op(model: nn.Module, names: Iterable[str]) -> Counter[str]:
         if parameter.requires_grad:
             result[owner or "(model)"] += parameter.numel() * parameter.element_size()
     return result
-
-
-def _backward_factor(own: list[nn.Parameter], flops: float, *, input_needs_grad: bool) -> float:
-    if own:
-        return float(input_needs_grad) + float(any(parameter.requires_grad for parameter in own))
-    if not input_needs_grad:
-        return 0.0
-    return 2.0 if flops > 0 else 1.0

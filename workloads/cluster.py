@@ -87,6 +87,8 @@ class Cluster:
 
     def for_ranks(self, num_ranks: int) -> Cluster:
         """The mix that a job of `num_ranks` runs on: its first devices, or its one device repeated."""
+        if num_ranks < 1:
+            raise SpecError(f"a job of {num_ranks} ranks cannot run: start at least 1")
         if self.any_ranks:
             host = self.hosts[0]
             repeated = dataclasses.replace(host, devices=host.devices * num_ranks)

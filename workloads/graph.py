@@ -19,7 +19,7 @@ class Op:
     bytes_per_sample: float
     param_bytes: int
     backward_factor: float
-    """Backward work as a multiple of forward: one share for the gradient of the input, one for that of the weights."""
+    """Backward work as a multiple of forward."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -46,7 +46,7 @@ def load_workload(spec: str, options: Mapping[str, Any] | None = None) -> Worklo
             chosen = {"size": size or DEFAULT_SIZE} | chosen
     workload = factory(**_checked_options(spec, factory, chosen))
     if not isinstance(workload, Workload):
-        members = [name for name in Workload.__protocol_attrs__ if not hasattr(workload, name)]  # type: ignore[attr-defined]
+        members = [name for name in dir(Workload) if not name.startswith("_") and not hasattr(workload, name)]
         raise SpecError(
             f"workload {spec!r} lacks {', '.join(sorted(members))}: see workloads/workload.py for what a workload offers"
         )
@@ -55,6 +55,8 @@ def load_workload(spec: str, options: Mapping[str, Any] | None = None) -> Worklo
 
 def _user_factory(spec: str) -> Any:
     module_name, _, factory_name = spec.partition(":")
+    if not module_name or not factory_name:
+        raise SpecError(f"workload {spec!r}: write module:factory, or a name such as vgg")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:

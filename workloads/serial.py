@@ -59,7 +59,7 @@ def _convert(kind: Any, data: Any, where: str) -> Any:  # noqa: PLR0911 - one re
         return {key: _convert(arguments[1], item, f"{where}.{key}") for key, item in data.items()}
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         values = {member.value: member for member in kind}
-        _expect(data in values, "one of " + ", ".join(map(repr, values)), data, where)
+        _expect(isinstance(data, str) and data in values, "one of " + ", ".join(map(repr, values)), data, where)
         return values[data]
     if kind is float:
         _expect(isinstance(data, int | float) and not isinstance(data, bool), "a number", data, where)

@@ -56,7 +56,8 @@ def proportional(weights: Sequence[float], total: int, limits: Bounds) -> tuple[
     limits.check(total)
     if any(not math.isfinite(weight) or weight < 0 for weight in weights):
         raise SpecError(f"weights {list(weights)} of the batch split must be finite and not negative")
-    ideal = _fill(weights if sum(weights) > 0 else [1.0] * len(weights), total, limits)
+    largest = max(weights)
+    ideal = _fill([weight / largest if largest > 0 else 1.0 for weight in weights], total, limits)
     lows, highs = limits.minimums, limits.caps
     samples = [min(max(int(share), low), high) for share, low, high in zip(ideal, lows, highs, strict=True)]
     # Floats only chose the shape; whole numbers settle the sum, so no rounding error can leak into it.

@@ -1,33 +1,16 @@
-"""The comparison that ends a sweep: who runs in which order, and who is kept."""
+"""The comparison that ends a sweep: who takes part, in which order."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
-
 import pytest
 
-from autotune.contest import Entry, contenders, entries, fastest, reverted, winner
+from autotune.contest import Entry, contenders, entries, fastest, reverted
 from autotune.runtime.crew import Measurement
-from results.record import AGAIN, BEST, DDP_DEFAULT, DDP_TUNED, Comparison, Contender, Role, TrialState
+from results.record import AGAIN, BEST, DDP_DEFAULT, DDP_TUNED, Role, TrialState
 from tests.results import sample
 from workloads.plan import MIB, default_plan
 
 DEFAULT = default_plan(sample.EVEN)
-
-
-def contender(name: str, rounds_s: Sequence[float], **changes: str) -> Contender:
-    plan = DEFAULT if name.startswith(DDP_DEFAULT) else sample.plan(**changes)
-    return Contender(name=name, plan=plan, rounds_s=tuple(rounds_s), ranks=())
-
-
-def noisy(step_s: float, seed: int, num_rounds: int = 10, noise: float = 0.02) -> list[float]:
-    generator = random.Random(seed)
-    return [step_s * generator.gauss(1, noise) for _ in range(num_rounds)]
-
-
-def compare(*found: Contender) -> Comparison:
-    return Comparison(contenders=found, steps_per_round=2)
 
 
 # --- the fastest trial -------------------------------------------------------------------------------------------------
@@ -59,7 +42,7 @@ def test_a_trial_without_a_step_time_is_never_the_fastest(state: TrialState) -> 
 
 
 def test_entries_are_default_peer_best_its_knobs_and_the_default_again() -> None:
-    best = sample.plan(bucket_bytes=MIB, codec="bf16")
+    best = sample.plan(bucket_bytes=MIB, codec="fp16")
     chosen = entries(sample.records(), best)
     assert [entry.name for entry in chosen] == [
         DDP_DEFAULT,
@@ -68,6 +51,7 @@ def test_entries_are_default_peer_best_its_knobs_and_the_default_again() -> None
         f"{BEST}, even split",
         f"{BEST}, 25 MiB buckets",
         f"{BEST}, codec none",
+        f"{BEST}, DDP reducer",
         DDP_DEFAULT + AGAIN,
     ]
     assert chosen[0].plan == chosen[-1].plan == DEFAULT
@@ -106,62 +90,26 @@ def test_each_reverted_plan_differs_from_the_best_in_its_own_knob_only() -> None
     assert changed["codec"] == sample.plan(codec="none")
     assert changed["transport"].comm.transport == "mpi"
     assert changed["transport"].comm.bucket_bytes == best.comm.bucket_bytes
-    assert set(changed) == {"batch split", "bucket size", "codec", "transport"}
+    assert changed["reducer"] == sample.plan(codec="fp16", reducer="ddp")
+    assert set(changed) == {"batch split", "bucket size", "codec", "reducer", "transport"}
 
 
 def test_a_knob_that_is_as_in_the_default_anyway_is_left_out() -> None:
     same_split = sample.plan(sample.EVEN, bucket_bytes=MIB)
-    assert [entry.reverts for entry in reverted(same_split, DEFAULT)] == ["bucket size"]
+    assert [entry.reverts for entry in reverted(same_split, DEFAULT)] == ["bucket size", "reducer"]
 
 
-def test_reverted_plans_can_run() -> None:
-    for entry in reverted(sample.plan(codec="bf16"), DEFAULT):
+@pytest.mark.parametrize("codec", ["none", "fp16", "bf16"])
+@pytest.mark.parametrize("samples", [sample.FAIR, (40, 24, 0, 0)])
+def test_reverted_plans_can_run(codec: str, samples: tuple[int, ...]) -> None:
+    for entry in reverted(sample.plan(samples, codec=codec), DEFAULT):
         entry.plan.validate(num_ranks=4, global_batch=64)
 
 
-# --- the winner --------------------------------------------------------------------------------------------------------
-
-
-def test_a_plan_that_is_clearly_faster_wins() -> None:
-    best = contender(BEST, noisy(0.21, 1))
-    assert winner(compare(contender(DDP_DEFAULT, noisy(0.49, 0)), best)) is best
-
-
-def test_the_fastest_of_several_wins_also_a_plan_with_a_knob_put_back() -> None:
-    without = contender(f"{BEST}, codec none", noisy(0.20, 2))
-    found = compare(contender(DDP_DEFAULT, noisy(0.49, 0)), contender(BEST, noisy(0.24, 1)), without)
-    assert winner(found) is without
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_default_is_kept_where_the_best_is_faster_within_noise_only(seed: int) -> None:
-    """The best plan's median is a little lower by construction, but it wins as many rounds as it loses."""
-    generator = random.Random(seed)
-    default_s = [1.0] * 10
-    best_s = [0.999 - 0.1 * generator.random() if i % 2 else 1.0 + 0.1 * generator.random() for i in range(9)] + [0.9]
-    default = contender(DDP_DEFAULT, default_s)
-    assert winner(compare(default, contender(BEST, best_s))) is default
-
-
-def test_two_rounds_prove_nothing_so_the_default_is_kept() -> None:
-    default = contender(DDP_DEFAULT, [0.5, 0.5])
-    assert winner(compare(default, contender(BEST, [0.1, 0.1]))) is default
-
-
-def test_the_default_wins_where_it_is_the_fastest() -> None:
-    default = contender(DDP_DEFAULT, noisy(0.2, 0))
-    assert winner(compare(default, contender(BEST, noisy(0.3, 1)))) is default
-
-
-def test_without_a_default_the_fastest_wins() -> None:
-    best = contender(BEST, noisy(0.21, 1))
-    assert winner(compare(contender(DDP_TUNED, noisy(0.24, 0)), best)) is best
-
-
-def test_the_winner_is_judged_by_medians_not_by_one_lucky_round() -> None:
-    steady = contender(BEST, [0.20] * 10)
-    lucky = contender(f"{BEST}, even split", [0.30] * 9 + [0.01])
-    assert winner(compare(contender(DDP_DEFAULT, [0.5] * 10), steady, lucky)) is steady
+def test_the_reducer_is_put_back_only_where_ddp_could_run_the_plan() -> None:
+    assert "reducer" in {entry.reverts for entry in reverted(sample.plan(), DEFAULT)}
+    assert "reducer" not in {entry.reverts for entry in reverted(sample.plan(codec="bf16"), DEFAULT)}
+    assert "reducer" not in {entry.reverts for entry in reverted(sample.plan((40, 24, 0, 0)), DEFAULT)}
 
 
 # --- contenders --------------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def test_results_go_below_the_working_directory_unless_told(monkeypatch: pytest.
 
 def test_a_good_job_passes_with_its_clusters_cut_to_its_ranks(job: Job) -> None:
     found = check_job(dataclasses.replace(job, clusters=("mixed4", "this-machine")), 3)
-    assert [cluster.name for cluster in found] == ["mixed4-first3", "this-machine"]
+    assert [cluster.name for cluster in found] == ["mixed4-first3", "this-machine-x3"]
     assert [len(cluster.devices) for cluster in found] == [3, 3]
 
 

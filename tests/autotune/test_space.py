@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from autotune.space import MAX_TILT, MIN_BUCKET_LOG2, Space, max_bucket_log2
 from results.record import StudyInfo
 from tests.results import sample
-from workloads.plan import CODECS, BatchPlan, CommPlan, Plan
+from workloads.plan import CODECS, CommPlan
 from workloads.serial import from_data, to_data
 from workloads.split import Bounds, bounds, proportional
 
@@ -95,6 +95,13 @@ def test_every_rank_of_several_has_its_tilt() -> None:
 
 # --- and back ----------------------------------------------------------------------------------------------------------
 
+REST = {"bucket_log2": 20, "codec": "none", "transport": "gloo"}
+
+
+def again(chosen: Space, samples: tuple[int, ...]) -> tuple[int, ...]:
+    """The split at the coordinates of a split."""
+    return chosen.plan(chosen.tilts(samples) | REST).batch.samples
+
 
 @STEADY
 @given(
@@ -102,47 +109,43 @@ def test_every_rank_of_several_has_its_tilt() -> None:
     speeds=st.lists(st.floats(0.1, 1.0), min_size=5, max_size=5),
     total=st.integers(20, 400),
 )
-def test_a_split_within_reach_comes_back_from_its_point(tilts: list[float], speeds: list[float], total: int) -> None:
-    """The split of any point, turned into a point and back, is the same split (up to what rounding had moved out of reach)."""
+def test_a_split_within_reach_comes_back_from_its_coordinates(
+    tilts: list[float], speeds: list[float], total: int
+) -> None:
+    """The split of any point has coordinates of its own that lead to it (unless rounding has moved it out of reach)."""
     reference = tuple(speeds[: len(tilts)])
     chosen = space(reference, global_batch=total)
-    point = {f"tilt.{rank}": tilt for rank, tilt in enumerate(tilts)}
-    plan = chosen.plan(point | {"bucket_log2": 20, "codec": "fp16", "transport": "mpi"})
-    spread = [count / speed for count, speed in zip(plan.batch.samples, reference, strict=True)]
+    samples = chosen.plan({f"tilt.{rank}": tilt for rank, tilt in enumerate(tilts)} | REST).batch.samples
+    spread = [count / speed for count, speed in zip(samples, reference, strict=True)]
     if max(spread) <= 2 ** (2 * MAX_TILT) * min(spread):
-        assert chosen.plan(chosen.params(plan)) == plan
+        assert again(chosen, samples) == samples
 
 
 @pytest.mark.parametrize("samples", [(27, 18, 13, 6), (26, 18, 13, 7), (30, 16, 12, 6), (24, 20, 12, 8)])
 def test_the_splits_that_matter_on_mixed4_are_within_reach(samples: tuple[int, ...]) -> None:
-    plan = Plan(batch=BatchPlan(samples=samples), comm=CommPlan(bucket_bytes=2**20))
-    assert space().plan(space().params(plan)) == plan
+    assert again(space(), samples) == samples
 
 
-def test_params_stay_inside_their_knobs_also_for_a_plan_out_of_reach() -> None:
+def test_coordinates_stay_inside_their_knobs_also_for_a_split_out_of_reach() -> None:
     generator = random.Random(6)
     for _ in range(300):
         cut = sorted(generator.sample(range(1, 64), 3))
         samples = (cut[0], cut[1] - cut[0], cut[2] - cut[1], 64 - cut[2])
-        plan = Plan(batch=BatchPlan(samples=samples), comm=CommPlan(bucket_bytes=generator.choice((1, 2**20, 2**40))))
-        params = space().params(plan)
-        assert set(params) == {knob.name for knob in space().knobs()}
-        for knob in space().knobs():
-            if not knob.choices:
-                assert knob.low <= params[knob.name] <= knob.high
+        tilts = space().tilts(samples)
+        assert list(tilts) == [knob.name for knob in space().knobs() if knob.name.startswith("tilt.")]
+        assert all(-MAX_TILT <= tilt <= MAX_TILT for tilt in tilts.values())
 
 
-def test_a_rank_without_samples_can_be_written_as_a_point() -> None:
-    plan = Plan(batch=BatchPlan(samples=(32, 32, 0, 0)))
-    assert sum(space().plan(space().params(plan)).batch.samples) == 64
+def test_a_split_out_of_reach_leads_to_one_that_leans_the_same_way() -> None:
+    assert again(space((1.0, 1.0)), (60, 4)) == (43, 21)  # 64 · 2/3: the tilts reach a ratio of two
 
 
-@pytest.mark.parametrize(
-    ("bucket_bytes", "log2"), [(2**20, 20), (25 * 2**20, 22), (1, MIN_BUCKET_LOG2), (3 * 2**18, 20)]
-)
-def test_a_bucket_becomes_the_nearest_power_of_two_in_range(bucket_bytes: int, log2: int) -> None:
-    plan = Plan(batch=BatchPlan(samples=(16,) * 4), comm=CommPlan(bucket_bytes=bucket_bytes))
-    assert space().params(plan)["bucket_log2"] == log2
+def test_a_rank_without_samples_has_coordinates_too() -> None:
+    assert sum(again(space(), (32, 32, 0, 0))) == 64
+
+
+def test_a_job_of_one_rank_has_no_coordinates() -> None:
+    assert space((1.0,)).tilts((64,)) == {}
 
 
 # --- identity ----------------------------------------------------------------------------------------------------------

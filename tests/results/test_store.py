@@ -323,7 +323,7 @@ def test_without_a_name_the_study_written_to_last_is_found(tmp_path: Path) -> No
 def test_an_unknown_study_lists_what_there_is(tmp_path: Path) -> None:
     make_study(tmp_path, "vgg", "mixed4", 1000.0)
     make_study(tmp_path, "mlp", "mixed4", 1000.0)
-    with pytest.raises(SpecError, match="no study called 'vgb' in .*: known: mlp, vgg"):
+    with pytest.raises(SpecError, match=r"no study called 'vgb' in .*: known: mlp, vgg"):
         find_studies(tmp_path, "vgb")
 
 

@@ -239,6 +239,21 @@ def test_a_value_where_a_table_belongs_is_refused(tmp_path: Path, text: str) -> 
     assert "mine.toml" in refusal(tmp_path, text)
 
 
+@pytest.mark.parametrize("name", ["a/b", "../a", ""])
+def test_a_name_that_cannot_be_a_folder_is_refused(tmp_path: Path, name: str) -> None:
+    assert f"names the cluster {name!r}" in refusal(tmp_path, f'name = "{name}"\n' + GOOD)
+
+
+def test_a_latency_without_a_link_is_refused(tmp_path: Path) -> None:
+    text = GOOD.replace('devices = ["slow"]', 'devices = ["slow"]\nlatency = "50 us"')
+    assert "[[host]] 1 states a latency but no uplink" in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize("value", ['"false"', "1"])
+def test_any_ranks_is_true_or_false(tmp_path: Path, value: str) -> None:
+    assert "it must be true or false" in refusal(tmp_path, f"any_ranks = {value}\n" + GOOD)
+
+
 def test_any_ranks_needs_exactly_one_device(tmp_path: Path) -> None:
     assert "any_ranks and 3 devices" in refusal(tmp_path, "any_ranks = true\n" + GOOD)
 
@@ -337,6 +352,12 @@ def test_this_machine_has_as_many_devices_as_the_job_has_ranks(num_ranks: int) -
     assert len(cluster.devices) == num_ranks
     assert set(cluster.host_of_rank) == {0}
     assert cluster.for_ranks(num_ranks) == cluster
+
+
+def test_this_machine_with_another_number_of_ranks_is_another_mix() -> None:
+    """A plan for two ranks must not be kept where one for three was."""
+    names = {load_cluster("this-machine").for_ranks(num_ranks).name for num_ranks in (1, 2, 3)}
+    assert len(names) == 3
 
 
 def test_a_real_mix_is_named_for_the_hardware_its_ranks_found() -> None:

@@ -225,7 +225,8 @@ def accumulation_times(model: nn.Module, pacer: DevicePacer, fake: FakeTime) -> 
     times: dict[str, float] = {}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda p: times.__setitem__(names[id(p)], fake.now))
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda p: times.__setitem__(names[id(p)], fake.now))
     begin_s = fake.now
     step(model, pacer)
     return {name: at_s - begin_s for name, at_s in times.items()}

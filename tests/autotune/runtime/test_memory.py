@@ -173,9 +173,8 @@ def test_a_device_without_a_stated_memory_holds_anything() -> None:
         (GIB, 1, 0),
         (2 * GIB, 1, 0),
         (0, 0, 64),
-        (2 * GIB, 0, 64),
     ],
-    ids=["ten", "half is taken", "batch is less", "full", "overfull", "samples cost nothing", "nothing to cap"],
+    ids=["ten", "half is taken", "batch is less", "full", "overfull", "samples cost nothing"],
 )
 def test_a_cap_is_what_fits_beside_what_is_always_held(static: float, per_sample: float, cap: int) -> None:
     assert sample_cap(static, per_sample, DEVICE, 64) == cap

@@ -56,7 +56,7 @@ class Faulty:
     def _fail_in_turn(self) -> None:
         """Trial 0 captures costs and trial 1 is the default: they must work; from 12 on there is the comparison."""
         turn = self._trial % 8
-        if 2 <= self._trial < 12 and turn % 2 == 0 and RANK == turn // 2:
+        if self._trial in range(2, 12) and turn % 2 == 0 and turn // 2 == RANK:
             raise ValueError(f"on purpose, {self._place}")
 
     def _fail(self) -> None:

@@ -1,0 +1,93 @@
+"""Which contender is kept: the best plan, unless noise is all that speaks for it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from results.compare import winner
+from results.record import AGAIN, BEST, DDP_DEFAULT, DDP_TUNED, Comparison, Contender
+from tests.results import sample
+from workloads.plan import default_plan
+
+DEFAULT = default_plan(sample.EVEN)
+
+
+def contender(name: str, rounds_s: Sequence[float], *, reverts: str = "") -> Contender:
+    plan = DEFAULT if name.startswith(DDP_DEFAULT) else sample.plan()
+    return Contender(name=name, plan=plan, rounds_s=tuple(rounds_s), ranks=(), reverts=reverts)
+
+
+def noisy(step_s: float, seed: int, num_rounds: int = 10, noise: float = 0.02) -> list[float]:
+    generator = random.Random(seed)
+    return [step_s * generator.gauss(1, noise) for _ in range(num_rounds)]
+
+
+def compare(*found: Contender) -> Comparison:
+    return Comparison(contenders=found, steps_per_round=2)
+
+
+def test_a_best_plan_that_is_clearly_faster_than_the_default_is_kept() -> None:
+    best = contender(BEST, noisy(0.21, 1))
+    assert winner(compare(contender(DDP_DEFAULT, noisy(0.49, 0)), best)) is best
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_default_is_kept_where_the_best_is_faster_within_noise_only(seed: int) -> None:
+    """The best plan's median is a little lower by construction, but it loses about as many rounds as it wins."""
+    generator = random.Random(seed)
+    best_s = [0.999 - 0.1 * generator.random() if i % 2 else 1.0 + 0.1 * generator.random() for i in range(9)] + [0.9]
+    default = contender(DDP_DEFAULT, [1.0] * 10)
+    assert winner(compare(default, contender(BEST, best_s))) is default
+
+
+def test_two_rounds_prove_nothing_so_the_default_is_kept() -> None:
+    default = contender(DDP_DEFAULT, [0.5, 0.5])
+    assert winner(compare(default, contender(BEST, [0.1, 0.1]))) is default
+
+
+def test_the_default_is_kept_where_it_is_the_fastest() -> None:
+    default = contender(DDP_DEFAULT, noisy(0.2, 0))
+    assert winner(compare(default, contender(BEST, noisy(0.3, 1)))) is default
+
+
+def test_ddp_tuned_by_hand_is_kept_where_it_clearly_beats_the_best_plan() -> None:
+    tuned = contender(DDP_TUNED, noisy(0.20, 2))
+    found = compare(contender(DDP_DEFAULT, noisy(0.49, 0)), tuned, contender(BEST, noisy(0.24, 1)))
+    assert winner(found) is tuned
+
+
+def test_the_best_plan_is_kept_where_hand_tuning_is_faster_within_noise_only() -> None:
+    best_s = [0.2, 0.21, 0.19, 0.2, 0.21, 0.19, 0.2, 0.21, 0.19, 0.2]
+    tuned_s = [0.19, 0.22, 0.18, 0.19, 0.22, 0.20, 0.19, 0.2, 0.2, 0.21]
+    best = contender(BEST, best_s)
+    assert winner(compare(contender(DDP_DEFAULT, [0.5] * 10), contender(DDP_TUNED, tuned_s), best)) is best
+
+
+def test_a_variant_with_a_knob_put_back_explains_but_never_wins() -> None:
+    best = contender(BEST, noisy(0.24, 1))
+    variant = contender(f"{BEST}, codec none", noisy(0.20, 2), reverts="codec")
+    assert winner(compare(contender(DDP_DEFAULT, noisy(0.49, 0)), best, variant)) is best
+
+
+def test_the_default_measured_again_never_wins() -> None:
+    default = contender(DDP_DEFAULT, [0.50] * 10)
+    found = compare(default, contender(BEST, [0.49999, 0.50001] * 5), contender(DDP_DEFAULT + AGAIN, [0.4] * 10))
+    assert winner(found) is default
+
+
+def test_without_a_default_the_best_plan_is_kept() -> None:
+    best = contender(BEST, noisy(0.21, 1))
+    assert winner(compare(contender(DDP_TUNED, noisy(0.24, 0)), best)) is best
+
+
+def test_one_lucky_round_wins_nothing() -> None:
+    best = contender(BEST, [0.20] * 10)
+    lucky = contender(DDP_TUNED, [0.30] * 9 + [0.01])
+    assert winner(compare(contender(DDP_DEFAULT, [0.5] * 10), lucky, best)) is best
+
+
+def test_the_made_up_sweep_keeps_its_best_plan() -> None:
+    assert winner(sample.comparison()).name == BEST
