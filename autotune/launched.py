@@ -115,12 +115,14 @@ def _pass_the_door(job: Job, control: Control) -> tuple[Cluster, ...]:
 
 def _end(error: Exception, control: Control) -> int:
     """Say what went wrong, once; get every rank out; the exit code."""
-    from autotune.bench import AgreedError  # noqa: PLC0415 - loads torch, which is loaded by now or was never needed
+    if isinstance(error, _RefusedError):
+        return error.exit_code
+    from autotune.bench import AgreedError  # noqa: PLC0415 - loads torch, which past the door is loaded anyway
     from autotune.runtime.crew import DismissedError, LostRankError, dismiss_followers  # noqa: PLC0415
 
     if os.environ.get(DEBUG_VARIABLE):
         traceback.print_exception(error)
-    if isinstance(error, _RefusedError | DismissedError):
+    if isinstance(error, DismissedError):
         return error.exit_code
     if isinstance(error, AgreedError):
         if control.is_leader:

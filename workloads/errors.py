@@ -42,6 +42,7 @@ class TrialTimeoutError(AutotuneError):
 def unknown_name(what: str, given: str, known: Iterable[str], remedy: str = "") -> SpecError:
     """The error for a misspelt name: guesses the one that was meant."""
     names = sorted(known)
-    close = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
-    guess = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+    by_lower_case = {name.lower(): name for name in sorted(names, key=str.islower)}
+    close = difflib.get_close_matches(given.lower(), by_lower_case, n=1, cutoff=0.5)
+    guess = f"did you mean {by_lower_case[close[0]]!r}?" if close else f"known: {', '.join(names)}"
     return SpecError(f"unknown {what} {given!r}: {guess}" + (f" ({remedy})" if remedy else ""))

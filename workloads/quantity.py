@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -33,7 +34,7 @@ def parse_quantity(value: object, units: Mapping[str, float], where: str) -> flo
             f'{where} is {value!r}: write a number and a unit in quotes, such as "1 {list(units)[-1]}" (units: {examples}, …)'
         )
     amount = float(match[1]) * units[match[2]]
-    if amount <= 0:
+    if not 0 < amount < math.inf and not (amount == 0 and units is SECONDS):
         raise SpecError(f"{where} is {value!r}: it must be above zero")
     return amount
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workloads.errors import SpecError
+from workloads.errors import InfeasiblePlanError, SpecError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,9 +25,11 @@ class Bounds:
 
     def check(self, total: int) -> None:
         """Refuse bounds that no split of `total` can keep."""
-        if any(low < 0 or low > high for low, high in zip(self.minimums, self.caps, strict=True)):
-            raise SpecError(
-                f"sample bounds {self.minimums} to {self.caps} contradict each other: a minimum is above its cap"
+        short = [rank for rank, (low, high) in enumerate(zip(self.minimums, self.caps, strict=True)) if low > high]
+        if short:
+            raise InfeasiblePlanError(
+                f"the memory of rank {short[0]} holds {self.caps[short[0]]} samples but its minimum is "
+                f"{self.minimums[short[0]]}: use a smaller model, or a device with more memory"
             )
         if sum(self.minimums) > total:
             raise SpecError(
@@ -35,7 +37,7 @@ class Bounds:
                 f"{max(self.minimums)} each: use a batch of at least {sum(self.minimums)}, or fewer ranks"
             )
         if sum(self.caps) < total:
-            raise SpecError(
+            raise InfeasiblePlanError(
                 f"a global batch of {total} does not fit: the devices' memory holds {sum(self.caps)} samples "
                 f"{self.caps}: use a smaller batch, or devices with more memory"
             )

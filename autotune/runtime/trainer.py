@@ -87,6 +87,7 @@ class Trainer:
     """One rank of a job that trains `workload` as `plan` says."""
 
     def __init__(self, workload: Workload, plan: Plan, group: dist.ProcessGroup, seat: Seat, *, seed: int) -> None:
+        plan.validate(num_ranks=group.size(), global_batch=workload.global_batch)
         self.plan, self.seat = plan, seat
         self._workload = workload
         self.group = group

@@ -75,7 +75,8 @@ class Search:
 
     def _tell(self, trial: optuna.Trial, record: TrialRecord) -> None:
         trial.set_user_attr("record", record.number)
-        trial.set_constraint("memory", _memory_excess(record))
+        if not trial.constraints:  # set already if the job was killed between this line and the next
+            trial.set_constraint("memory", _memory_excess(record))
         state, value = _optuna_outcome(record)
         self._study.tell(trial, value, state=state)
 

@@ -46,15 +46,10 @@ def test_the_study_of_a_users_workload_is_fit_for_a_path(job: Job) -> None:
     assert dataclasses.replace(job, workload="pkg.mod:factory").study_name == "pkg.mod.factory"
 
 
-@pytest.mark.parametrize("study", ["a/b", "../elsewhere"])
-def test_a_study_is_never_named_so_that_report_cannot_find_it(job: Job, study: str) -> None:
-    """A study is one folder below the results: a name that would make two is refused or made fit."""
-    named = dataclasses.replace(job, study=study)
-    try:
-        check_job(named, 4)
-    except SpecError:
-        return
-    assert "/" not in named.study_name
+@pytest.mark.parametrize("study", ["a/b", "../elsewhere", "..", ".", "best"])
+def test_a_study_name_that_is_no_folder_of_its_own_is_refused(job: Job, study: str) -> None:
+    """Studies are found one folder below the results, beside the folder of kept plans."""
+    assert refusal(job, study=study).startswith(f"--study {study!r}: a study's name becomes a folder")
 
 
 # --- options and folders -----------------------------------------------------------------------------------------------
@@ -120,9 +115,9 @@ def test_a_job_of_no_ranks_is_refused(job: Job, num_ranks: int, cluster: str) ->
 
 
 def test_a_cluster_named_twice_is_refused(job: Job) -> None:
-    assert refusal(job, clusters=("mixed4", "uniform4", "mixed4")) == (
-        "--cluster mixed4,uniform4,mixed4 names a mix twice: name each once"
-    )
+    message = refusal(job, clusters=("mixed4", "uniform4", "mixed4"))
+    assert "mixed4,uniform4,mixed4" in message
+    assert "name each once" in message
 
 
 def test_a_job_without_a_cluster_is_refused(job: Job) -> None:
@@ -139,9 +134,12 @@ def test_a_training_run_of_no_steps_is_refused(job: Job) -> None:
     assert "--steps" in refusal(job, train_steps=0)
 
 
-@pytest.mark.parametrize("timeout_s", [0.0, -1.0])
-def test_a_time_limit_that_has_passed_before_the_trial_begins_is_refused(job: Job, timeout_s: float) -> None:
-    assert "--timeout" in refusal(job, timeout_s=timeout_s)
+@pytest.mark.parametrize(("what", "option"), [("timeout_s", "--timeout"), ("time_s", "--time")])
+@pytest.mark.parametrize("seconds", [0.0, -1.0])
+def test_a_time_that_has_passed_before_anything_begins_is_refused(
+    job: Job, what: str, option: str, seconds: float
+) -> None:
+    assert refusal(job, **{what: seconds}).startswith(f"{option} is {seconds}")
 
 
 @pytest.mark.parametrize("transports", [("glo",), ("gloo", "carrier-pigeon"), ()])

@@ -36,8 +36,8 @@ def test_more_ranks_than_devices_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_a_batch_too_small_for_every_rank_is_refused(tmp_path: Path) -> None:
-    done = autotune(4, *SWEEP, "--set", "global_batch=3", "--cluster", "mixed4", cwd=tmp_path)
-    refused(done, "global batch of 3", "4 ranks", "at least 4")
+    done = autotune(2, *SWEEP, "--set", "global_batch=1", "--cluster", "mixed4", cwd=tmp_path)
+    refused(done, "global batch of 1", "2 ranks", "at least 2")
 
 
 @pytest.mark.mpi
@@ -48,13 +48,12 @@ def test_an_unwritable_results_folder_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_damage_and_misuse_of_a_finished_sweep_is_refused(tmp_path: Path) -> None:
-    """One sweep, then: a plan for another cluster, a changed space, a corrupt database, a corrupt record, no best plan."""
+    """One sweep, then: a plan for another cluster, a changed space, a corrupt database, a corrupt record."""
     assert autotune(2, *SWEEP, "--cluster", "mixed4", cwd=tmp_path).code == 0
     (plan,) = tmp_path.glob("results/data/best/*.json")
     train = ("train", "--workload", "mlp-tiny", "--steps", "1", "--rounds", "1")
     done = autotune(2, *train, "--cluster", "uniform4", "--plan", str(plan), cwd=tmp_path)
     refused(done, "made for cluster 'mixed4-first2'", "'uniform4-first2'", "autotune sweep")
-    refused(autotune(2, *train, "--cluster", "uniform4", cwd=tmp_path), "no best plan", "'uniform4-first2'")
     done = autotune(2, *SWEEP, "--cluster", "mixed4", "--allow-lossy", cwd=tmp_path)
     refused(done, "another search space", "codecs", "--study")
     (database,) = tmp_path.glob("results/data/*/*/search.db")

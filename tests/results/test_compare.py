@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from results.compare import winner
+from results.compare import ratio, winner
 from results.record import AGAIN, BEST, DDP_DEFAULT, DDP_TUNED, Comparison, Contender
 from tests.results import sample
 from workloads.plan import default_plan
@@ -60,9 +60,8 @@ def test_ddp_tuned_by_hand_is_kept_where_it_clearly_beats_the_best_plan() -> Non
 
 
 def test_the_best_plan_is_kept_where_hand_tuning_is_faster_within_noise_only() -> None:
-    best_s = [0.2, 0.21, 0.19, 0.2, 0.21, 0.19, 0.2, 0.21, 0.19, 0.2]
-    tuned_s = [0.19, 0.22, 0.18, 0.19, 0.22, 0.20, 0.19, 0.2, 0.2, 0.21]
-    best = contender(BEST, best_s)
+    tuned_s = [0.19, 0.22, 0.18, 0.21, 0.19, 0.22, 0.19, 0.21, 0.19, 0.19]
+    best = contender(BEST, [0.2] * 10)
     assert winner(compare(contender(DDP_DEFAULT, [0.5] * 10), contender(DDP_TUNED, tuned_s), best)) is best
 
 
@@ -87,6 +86,23 @@ def test_one_lucky_round_wins_nothing() -> None:
     best = contender(BEST, [0.20] * 10)
     lucky = contender(DDP_TUNED, [0.30] * 9 + [0.01])
     assert winner(compare(contender(DDP_DEFAULT, [0.5] * 10), lucky, best)) is best
+
+
+def test_a_contender_that_finished_no_round_takes_no_part() -> None:
+    best = contender(BEST, noisy(0.21, 1))
+    found = compare(contender(DDP_DEFAULT, noisy(0.49, 0)), contender(DDP_TUNED, []), best)
+    assert winner(found) is best
+
+
+def test_a_default_that_finished_no_round_is_not_kept() -> None:
+    best = contender(BEST, noisy(0.21, 1))
+    assert winner(compare(contender(DDP_DEFAULT, []), contender(DDP_TUNED, noisy(0.24, 0)), best)) is best
+
+
+def test_a_ratio_is_taken_over_the_rounds_that_both_finished() -> None:
+    found = ratio(contender(DDP_DEFAULT, [2.0] * 8), contender(BEST, [1.0] * 6 + [50.0] * 4))
+    assert (found.value, found.num_rounds) == (2.0, 8)
+    assert ratio(contender(DDP_DEFAULT, [2.0] * 6), contender(BEST, [1.0] * 6 + [50.0] * 4)).low == 2.0
 
 
 def test_the_made_up_sweep_keeps_its_best_plan() -> None:

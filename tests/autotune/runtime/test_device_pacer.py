@@ -220,32 +220,55 @@ def test_being_late_is_forgotten_when_the_next_step_begins(fake: FakeTime) -> No
 # --- when gradients appear ---------------------------------------------------------------------------------------------
 
 
-def accumulation_times(model: nn.Module, pacer: DevicePacer, fake: FakeTime) -> dict[str, float]:
-    """When each parameter's gradient was accumulated, from the step's begin."""
+def accumulation_times(model: nn.Module, graph: OpGraph, device: Device, fake: FakeTime) -> dict[str, float]:
+    """When each parameter's gradient was accumulated, from the step's begin.
+
+    Whoever waits for gradients may have come before the pacer, so these hooks are registered first.
+    """
     times: dict[str, float] = {}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(lambda p: times.__setitem__(names[id(p)], fake.now))
+    pacer = DevicePacer(model, graph, device)
     begin_s = fake.now
     step(model, pacer)
     return {name: at_s - begin_s for name, at_s in times.items()}
 
 
-def test_a_gradient_is_accumulated_only_after_its_layer_has_slept(fake: FakeTime) -> None:
-    """Forward, loss, then layer by layer from the last: no gradient may leave before its device would have had it."""
-    model = mlp()
-    graph = graph_of(model)
-    device = slow(graph, 10.0)
-    found = accumulation_times(model, DevicePacer(model, graph, device), fake)
+def due_times(graph: OpGraph, device: Device, layers: tuple[str, ...]) -> dict[str, float]:
+    """When the gradients of each layer are there: after forward, the loss, and backward from the last layer to it."""
     ops = {op.name: op for op in graph.ops}
     due_s = sum(op_s(op, device, SAMPLES) for op in graph.ops)
     due_s += op_s(ops[LOSS], device, SAMPLES, backward=True) + op_s(ops["(model)"], device, SAMPLES, backward=True)
-    for layer in ("4", "3", "2", "1", "0"):
+    due = {}
+    for layer in layers:
         due_s += op_s(ops[layer], device, SAMPLES, backward=True)
-        if ops[layer].param_bytes:
-            for kind in ("weight", "bias"):
-                assert found[f"{layer}.{kind}"] == pytest.approx(due_s, abs=2 * SLACK_S), f"layer {layer}"
+        due[layer] = due_s
+    return due
+
+
+def test_a_gradient_is_accumulated_only_after_its_layer_has_slept(fake: FakeTime) -> None:
+    """No gradient may leave before its device would have had it."""
+    model = mlp()
+    graph = graph_of(model)
+    device = slow(graph, 10.0)
+    found = accumulation_times(model, graph, device, fake)
+    due = due_times(graph, device, ("4", "3", "2", "1", "0"))
+    for layer in ("4", "2", "0"):
+        for kind in ("weight", "bias"):
+            assert found[f"{layer}.{kind}"] == pytest.approx(due[layer], abs=2 * SLACK_S), f"layer {layer}"
+
+
+def test_a_layer_whose_weights_are_tied_to_an_earlier_one_sleeps_in_its_own_turn(fake: FakeTime) -> None:
+    """The tied gradient is complete only at the end; the layers between must not be early for it."""
+    model = nn.Sequential(*(nn.Linear(12, 12, bias=False) for _ in range(3)))
+    model[2].weight = model[0].weight
+    graph = graph_of(model)
+    device = slow(graph, 10.0)
+    found = accumulation_times(model, graph, device, fake)
+    due = due_times(graph, device, ("2", "1", "0"))
+    assert found["1.weight"] == pytest.approx(due["1"], abs=2 * SLACK_S)
 
 
 @pytest.mark.parametrize("build", [mlp, residual, frozen])
@@ -253,7 +276,7 @@ def test_the_last_gradient_appears_when_the_step_is_done(build: Callable[[], nn.
     model = build()
     graph = graph_of(model)
     device = slow(graph, 10.0)
-    found = accumulation_times(model, DevicePacer(model, graph, device), fake)
+    found = accumulation_times(model, graph, device, fake)
     assert max(found.values()) == pytest.approx(compute_s(graph, device, SAMPLES), abs=2 * SLACK_S)
 
 
@@ -262,7 +285,7 @@ def test_no_gradient_appears_before_forward_and_loss_have_passed(fake: FakeTime)
     graph = graph_of(model)
     device = slow(graph, 10.0)
     forward_s = sum(op_s(op, device, SAMPLES) for op in graph.ops)
-    found = accumulation_times(model, DevicePacer(model, graph, device), fake)
+    found = accumulation_times(model, graph, device, fake)
     assert min(found.values()) > forward_s - SLACK_S
 
 
