@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -94,8 +95,9 @@ def publish(session: nox.Session) -> None:
     install(session)
     autotune = str(ENVIRONMENT.absolute() / "bin" / "autotune")
     for name in session.posargs or PUBLISHED:
-        kept = Path(session.create_tmp())
+        kept = Path(session.create_tmp()) / name
+        shutil.rmtree(kept, ignore_errors=True)
         with (Path("results") / "published" / f"{name}.json").open("w") as file:
-            arguments = [*PUBLISHED[name].split(), "--json", "--results", str(kept / name)]
+            arguments = [*PUBLISHED[name].split(), "--json", "--results", str(kept)]
             session.run(autotune, "sweep", *arguments, env=ONE_THREAD, external=True, stdout=file, stderr=sys.stderr)
     run(session, "python", "-m", "results.published", "README.md")
