@@ -1,0 +1,172 @@
+"""One study as rank 0 holds it: what it is about, its folder, its records, and how a trial becomes a record.
+
+A record is on disk before anybody hears of the trial, so the same command resumes a sweep that was interrupted anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+from autotune.bench import Bench
+from autotune.contest import fastest
+from autotune.evaluate import Evaluator, MeasuredEvaluator
+from autotune.job import Job
+from autotune.runtime.crew import LostRankError, Measurement
+from autotune.runtime.trial import Effort
+from autotune.search.study import Proposal
+from autotune.space import Space, max_bucket_log2
+from results.environment import describe_environment
+from results.record import Role, StudyInfo, TrialRecord
+from results.store import StudyStore
+from workloads.errors import SpecError
+from workloads.plan import CODECS, LOSSLESS_CODECS, Plan
+
+_FEWEST_STEPS, _MOST_STEPS = 5, 100
+_TRIAL_S = 1.0
+
+
+class Watcher(Protocol):
+    """Whoever wants to see a sweep go by: a progress bar, a log."""
+
+    def start(self, total_trials: int, title: str) -> None:
+        """A study begins or goes on."""
+
+    def trial_done(self, record: TrialRecord, best_step_s: float | None, default_step_s: float | None) -> None:
+        """A trial has been recorded."""
+
+    def phase(self, text: str) -> None:
+        """Something other than a trial begins."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Study:
+    """A sweep of one workload on one mix, as rank 0 holds it."""
+
+    job: Job
+    bench: Bench
+    store: StudyStore
+    evaluator: Evaluator
+    watcher: Watcher
+    records: list[TrialRecord]
+
+    def effort(self) -> Effort:
+        """As many steps as asked for; else enough to last a second, judged by the default."""
+        steps = self.job.steps or steps_for(_TRIAL_S, self.records, fewest=_FEWEST_STEPS)
+        return Effort(warmup=self.job.warmup, steps=steps, timeout_s=self.job.timeout_s)
+
+    def space(self, reference: tuple[float, ...]) -> Space:
+        """What may be tuned, around these speeds."""
+        return make_space(self.job, self.bench, reference)
+
+    def default_record(self) -> TrialRecord | None:
+        return next((record for record in self.records if record.role is Role.DEFAULT), None)
+
+
+def open_study(job: Job, bench: Bench, watcher: Watcher, *, num_baselines: int) -> Study:
+    """Open the study's folder, or make it; refuse one that is about something else."""
+    store = StudyStore(job.results / job.study_name / bench.cluster.name)
+    store.open_for_writing()
+    space = make_space(job, bench, reference=(1.0,) * len(bench.cluster.devices))
+    info = StudyInfo(
+        name=job.study_name,
+        workload=bench.info,
+        cluster=bench.cluster,
+        space=space.describe() | {"sampler": job.sampler},
+        seed=job.seed,
+        environment=describe_environment(),
+        command=job.command,
+        created_at=now(),
+        limit=bench.limit(),
+    )
+    if store.exists():
+        _check_same(store.info(), info)
+    else:
+        store.write_info(info)
+    records = store.records()
+    evaluator = MeasuredEvaluator(bench.crew)
+    before = f", {len(records)} trials done before" if records else ""
+    left = max(job.trials + num_baselines - len(records), 0)
+    watcher.start(left, f"{bench.info.name} on {bench.cluster.name}{before}")
+    return Study(job=job, bench=bench, store=store, evaluator=evaluator, watcher=watcher, records=records)
+
+
+def _check_same(old: StudyInfo, new: StudyInfo) -> None:
+    differences = {
+        "workload": old.workload.fingerprint != new.workload.fingerprint,
+        "cluster": old.cluster.fingerprint() != new.cluster.fingerprint(),
+        "search space": old.space != new.space,
+        "seed": old.seed != new.seed,
+    }
+    if changed := [what for what, differs in differences.items() if differs]:
+        detail = [
+            f"{key} {old.space.get(key)} -> {value}" for key, value in new.space.items() if old.space.get(key) != value
+        ]
+        raise SpecError(
+            f"study {new.name!r} was made with another {' and '.join(changed)}"
+            f"{' (' + '; '.join(detail) + ')' if detail else ''}: its trials cannot be mixed with new ones; "
+            "start a new study with --study NAME, or undo the change to go on with this one"
+        )
+
+
+def make_space(job: Job, bench: Bench, reference: tuple[float, ...]) -> Space:
+    """What may be tuned in this job."""
+    return Space(
+        global_batch=bench.info.global_batch,
+        limits=bench.limits,
+        reference=reference,
+        transports=bench.transports,
+        codecs=CODECS if job.allow_lossy else LOSSLESS_CODECS,
+        max_bucket_log2=max_bucket_log2(bench.info.param_bytes),
+    )
+
+
+def record_trial(study: Study, plan: Plan, role: Role, proposal: Proposal | None = None) -> TrialRecord:
+    """Measure a plan and put the record on disk before anybody else hears of it."""
+    started, begun = now(), time.monotonic()
+    silent: LostRankError | None = None
+    try:
+        measured = study.evaluator.evaluate(plan, study.effort())
+    except LostRankError as error:
+        measured, silent = error.measurement, error
+    record = TrialRecord(
+        number=len(study.records),
+        role=role,
+        state=measured.state,
+        plan=plan,
+        params=proposal.params if proposal else {},
+        search_number=proposal.number if proposal else None,
+        reason=measured.reason,
+        steps_s=measured.steps_s,
+        ranks=measured.ranks,
+        started_at=started,
+        duration_s=time.monotonic() - begun,
+    )
+    study.store.append(record)
+    study.records.append(record)
+    if silent is not None:
+        raise silent
+    _keep_timeline(study, record, measured)
+    quickest, default = fastest(study.records), study.default_record()
+    study.watcher.trial_done(record, quickest.step_s if quickest else None, default.step_s if default else None)
+    return record
+
+
+def _keep_timeline(study: Study, record: TrialRecord, measured: Measurement) -> None:
+    if measured.timeline.spans:
+        start_s = measured.timeline.spans[0].start_s
+        study.store.write_timeline(record.number, measured.timeline.shifted(-start_s))
+
+
+def steps_for(seconds: float, records: Sequence[TrialRecord], *, fewest: int) -> int:
+    """How many steps last about that long, judged by the first finished trial: short steps are noisy, so take more."""
+    step_s = next((record.step_s for record in records if record.step_s is not None), None)
+    return fewest if step_s is None else min(max(fewest, math.ceil(seconds / step_s)), _MOST_STEPS)
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
