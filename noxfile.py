@@ -100,4 +100,4 @@ def publish(session: nox.Session) -> None:
         with (Path("results") / "published" / f"{name}.json").open("w") as file:
             arguments = [*PUBLISHED[name].split(), "--json", "--results", str(kept)]
             session.run(autotune, "sweep", *arguments, env=ONE_THREAD, external=True, stdout=file, stderr=sys.stderr)
-    run(session, "python", "-m", "results.published", "README.md")
+    run(session, "python", "-m", "results.published_table", "README.md")

@@ -7,27 +7,46 @@ import dataclasses
 import os
 import shlex
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from autotune.job import Job, default_results, parse_options
+from autotune.runtime.control import launched_rank
 from workloads.cluster import cluster_names
 from workloads.errors import AutotuneError
 from workloads.registry import workload_names
 
+_FIRST_WORD_S = 1.0
+"""How long other ranks wait before they leave with an error, so that mpirun does not end rank 0 before it has spoken."""
 DESCRIPTION = "Train a neural network fast on whatever mix of devices you have: measure plans under MPI, keep the best."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the console script; returns the exit code."""
+    """Entry point of the console script; returns the exit code. Under mpirun only rank 0 speaks."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = build_parser()
-    options = parser.parse_args(arguments)
+    if not launched_rank():
+        return _run(arguments)
+    try:
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # noqa: PTH123 - not a path of ours
+            return _run(arguments, parser_errors=nowhere)
+    except SystemExit:
+        time.sleep(_FIRST_WORD_S)
+        raise
+
+
+def _run(arguments: list[str], parser_errors: TextIO | None = None) -> int:
+    with redirect_stderr(parser_errors or sys.stderr):
+        options = build_parser().parse_args(arguments)
     try:
         return int(options.run(options, arguments))
     except AutotuneError as error:
-        sys.stderr.write(f"autotune: error: {error}\n")
+        if launched_rank():
+            time.sleep(_FIRST_WORD_S)
+        else:
+            sys.stderr.write(f"autotune: error: {error}\n")
         return error.exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -42,6 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_train(commands)
     _add_best(commands)
     _add_report(commands)
+    _add_lab(commands)
     return parser
 
 
@@ -60,9 +80,9 @@ def _job_options(parser: argparse.ArgumentParser, *, several_clusters: bool) -> 
     several = "; several, separated by commas, are ranked" if several_clusters else ""
     parser.add_argument(
         "--workload",
-        required=True,
+        default="vgg",
         metavar="NAME|module:factory",
-        help=f"one of {', '.join(workload_names())}; or your own",
+        help=f"(default vgg) one of {', '.join(workload_names())}; or your own",
     )
     parser.add_argument(
         "--set",
@@ -138,6 +158,31 @@ def _add_report(commands: Any) -> None:
     parser.set_defaults(run=_run_report)
 
 
+def _add_lab(commands: Any) -> None:
+    text = "a cluster of Linux namespaces on this machine: real TCP, bandwidth limits, CPU quotas (needs root)"
+    lab = commands.add_parser("lab", help=text, description=text)
+    actions = lab.add_subparsers(title="actions", required=True, metavar="ACTION")
+    helps = {
+        "up": "make the lab that a cluster file describes",
+        "run": "run a command under mpirun on the lab's hosts: lab run -- autotune sweep ...",
+        "status": "the labs that are up",
+        "down": "remove the lab and whatever runs in it",
+    }
+    for action, help_text in helps.items():
+        parser = actions.add_parser(action, help=help_text, description=help_text)
+        parser.add_argument(
+            "--name", default="lab", metavar="LAB", help="several labs can stand side by side (default lab)"
+        )
+        parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+        parser.set_defaults(run=_run_lab, action=action)
+        if action == "up":
+            parser.add_argument("--cluster", required=True, metavar="NAME|FILE.toml", help="device mix")
+        if action == "run":
+            parser.add_argument(
+                "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run on every rank"
+            )
+
+
 def _job(options: argparse.Namespace, arguments: list[str]) -> Job:
     return Job(
         workload=options.workload,
@@ -192,6 +237,16 @@ def _run_report(options: argparse.Namespace, _arguments: list[str]) -> int:
     from autotune.commands import report  # noqa: PLC0415
 
     return report(options.results or default_results(), options.study, as_json=options.json)
+
+
+def _run_lab(options: argparse.Namespace, _arguments: list[str]) -> int:
+    from autotune.lab import actions  # noqa: PLC0415
+
+    if options.action == "up":
+        return actions.up(options.cluster, options.name, as_json=options.json)
+    if options.action == "run":
+        return actions.run(options.name, [word for index, word in enumerate(options.command) if index or word != "--"])
+    return (actions.status if options.action == "status" else actions.down)(options.name, as_json=options.json)
 
 
 def _names(text: str) -> tuple[str, ...]:

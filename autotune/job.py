@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ from workloads.plan import TRANSPORTS
 from workloads.registry import check_workload_name
 
 RESULTS_VARIABLE = "AUTOTUNE_RESULTS"
+LAB_VARIABLE = "AUTOTUNE_LAB"
+"""Set for what runs in a lab: its figures are labelled so, and its links are not paced as well."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +75,9 @@ def check_job(job: Job, num_ranks: int) -> tuple[Cluster, ...]:
     check_workload_name(job.workload)
     _check_numbers(job)
     _check_names(job)
-    clusters = tuple(load_cluster(spec).for_ranks(num_ranks) for spec in job.clusters)
+    in_lab = bool(os.environ.get(LAB_VARIABLE))
+    loaded = [dataclasses.replace(load_cluster(spec), in_lab=in_lab) for spec in job.clusters]
+    clusters = tuple(cluster.for_ranks(num_ranks) for cluster in loaded)
     if not clusters or len({cluster.name for cluster in clusters}) < len(clusters):
         raise SpecError(
             f"--cluster {','.join(job.clusters)!r} names no mix, or one twice: name each once, such as mixed4"

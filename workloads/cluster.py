@@ -49,6 +49,8 @@ class Host:
     name: str
     devices: tuple[Device, ...]
     link: Link | None = None
+    cpus: float | None = None
+    """In a lab: cores that all processes of the host may use together. None: as many as there are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +63,8 @@ class Cluster:
     description: str = ""
     any_ranks: bool = False
     """The one device stands for however many ranks the job has."""
+    in_lab: bool = False
+    """The job runs in a lab: links are real, only devices may be paced."""
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -74,11 +78,18 @@ class Cluster:
 
     @property
     def is_emulated(self) -> bool:
+        """Devices are paced."""
         return self.emulation != "none"
+
+    @property
+    def paces_links(self) -> bool:
+        return self.is_emulated and not self.in_lab
 
     @property
     def label(self) -> str:
         """How every figure measured on this mix is labelled."""
+        if self.in_lab:
+            return "lab, paced devices" if self.is_emulated else "lab"
         return "emulated" if self.is_emulated else "measured on this machine"
 
     def fingerprint(self) -> str:
@@ -195,7 +206,7 @@ def _device(name: str, table: dict[str, Any], where: str) -> Device:
 
 
 def _host(table: dict[str, Any], kinds: dict[str, Device], where: str) -> Host:
-    _known_keys(table, ("name", "devices", "uplink", "downlink", "latency"), where)
+    _known_keys(table, ("name", "devices", "uplink", "downlink", "latency", "cpus"), where)
     if not isinstance(names := table.get("devices"), list) or not names:
         raise SpecError(f'{where} has no devices: add devices = ["…"], naming [device.*] tables')
     for name in names:
@@ -212,7 +223,13 @@ def _host(table: dict[str, Any], kinds: dict[str, Device], where: str) -> Host:
             down_bytes_per_s=parse_quantity(table["downlink"], BYTES_PER_S, f"{where} downlink"),
             latency_s=parse_quantity(table["latency"], SECONDS, f"{where} latency") if "latency" in table else 0.0,
         )
-    return Host(name=str(table.get("name", where)), devices=tuple(kinds[name] for name in names), link=link)
+    cpus = table.get("cpus")
+    if cpus is not None and (isinstance(cpus, bool) or not isinstance(cpus, int | float) or cpus <= 0):
+        raise SpecError(f"{where} cpus is {cpus!r}: it must be a number of cores above zero, such as 0.5")
+    devices = tuple(kinds[name] for name in names)
+    return Host(
+        name=str(table.get("name", where)), devices=devices, link=link, cpus=None if cpus is None else float(cpus)
+    )
 
 
 def _known_keys(table: object, known: tuple[str, ...], where: str) -> None:

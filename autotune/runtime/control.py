@@ -83,6 +83,14 @@ def start_control() -> Control:
     return Control(MPI.COMM_WORLD.Dup())
 
 
+def launched_rank() -> int:
+    """This process's rank under mpirun, 0 outside; known without touching MPI."""
+    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 0
+
+
 def launched_ranks() -> int | None:
     """How many ranks mpirun started, or None outside mpirun; known without touching MPI."""
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE"):

@@ -40,7 +40,7 @@ class Groups:
         hosts = control.share(socket.gethostname())
         self._one_machine = len(set(hosts)) == 1
         self._store = self._make_store(hosts[0])
-        self._clocks = self._map_clocks() if cluster.is_emulated else None
+        self._clocks = self._map_clocks() if cluster.paces_links else None
 
     @contextmanager
     def open(self, transport: str, *, timeout_s: float) -> Iterator[dist.ProcessGroup]:

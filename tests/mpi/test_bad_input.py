@@ -24,6 +24,12 @@ def test_an_unknown_workload_names_the_nearest(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize(("arguments", "word"), [(("--bogus",), "--bogus"), (("--set", "norm"), "KEY=VALUE")])
+def test_words_that_make_no_sense_are_refused_once(arguments: tuple[str, ...], word: str, tmp_path: Path) -> None:
+    refused(autotune(3, *SWEEP, *arguments, cwd=tmp_path), word)
+
+
+@pytest.mark.mpi
 def test_an_unknown_key_in_a_cluster_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text('[device.a]\nflop = "1 GFLOP/s"\n[[host]]\nname = "h"\ndevices = ["a"]\n')
     refused(autotune(2, *SWEEP, "--cluster", "c.toml", cwd=tmp_path), "'flop'", "c.toml", "did you mean 'flops'?")

@@ -1,4 +1,4 @@
-"""The published results as a table in the README: `python -m results.published README.md` after `nox -s publish`."""
+"""The published results as a table in the README: `python -m results.published_table README.md` after `nox -s publish`."""
 
 from __future__ import annotations
 

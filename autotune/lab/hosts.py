@@ -1,0 +1,86 @@
+"""What a lab consists of: names, addresses and limits of its hosts, from a cluster file. Pure data, nothing is made here.
+
+Everything a lab makes carries its name: namespaces `atl-<lab>-<n>` and `atl-<lab>-sw`, the control group `atl-<lab>`, the
+folder `/run/autotune-lab/<lab>`. So whatever is left over can be found and cleared by name alone, and labs do not meet.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from workloads.cluster import Cluster, Link
+from workloads.errors import SpecError
+
+STATE_FOLDER = Path("/run/autotune-lab")
+DEFAULT_LAB = "lab"
+_NAME = re.compile(r"[a-z0-9]{1,8}")
+_MOST_HOSTS = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabHost:
+    """One host of a lab."""
+
+    index: int
+    name: str
+    num_ranks: int
+    link: Link | None
+    cpus: float | None
+    """Cores its processes may use together; None: as many as there are."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lab:
+    """A lab by name; its hosts are empty where only the name matters."""
+
+    name: str
+    cluster: str = ""
+    hosts: tuple[LabHost, ...] = ()
+
+    @property
+    def prefix(self) -> str:
+        return f"atl-{self.name}-"
+
+    @property
+    def switch(self) -> str:
+        return f"{self.prefix}sw"
+
+    @property
+    def folder(self) -> Path:
+        return STATE_FOLDER / self.name
+
+    def namespace(self, host: LabHost) -> str:
+        return f"{self.prefix}{host.index}"
+
+    def address(self, host: LabHost) -> str:
+        """The same addresses in every lab: their networks never meet."""
+        return f"10.77.0.{host.index + 1}"
+
+    def enter_script(self, host: LabHost) -> Path:
+        """Runs a command on a host."""
+        return self.folder / f"enter-{host.name}"
+
+
+def check_lab_name(name: str) -> str:
+    """Names end up in those of namespaces and folders."""
+    if not _NAME.fullmatch(name):
+        raise SpecError(f"lab name {name!r}: use 1 to 8 lower-case letters and digits")
+    return name
+
+
+def lab_of(cluster: Cluster, name: str) -> Lab:
+    """The lab that a cluster file describes."""
+    if len(cluster.hosts) > _MOST_HOSTS:
+        raise SpecError(f"cluster {cluster.name!r} has {len(cluster.hosts)} hosts: a lab has at most {_MOST_HOSTS}")
+    for host in cluster.hosts:
+        if not re.fullmatch(r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,30}[a-zA-Z0-9])?", host.name):
+            raise SpecError(
+                f"host {host.name!r} of cluster {cluster.name!r}: a lab host's name has only letters, digits and -"
+            )
+    hosts = tuple(
+        LabHost(index=index, name=host.name, num_ranks=len(host.devices), link=host.link, cpus=host.cpus)
+        for index, host in enumerate(cluster.hosts)
+    )
+    return Lab(name=check_lab_name(name), cluster=cluster.name, hosts=hosts)

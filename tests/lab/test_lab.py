@@ -1,0 +1,199 @@
+"""A lab is what its cluster file says, measured from inside, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.lab import kernel, manage
+from autotune.lab.hosts import Lab, LabHost, lab_of
+from tests.mpi.launch import ROOT
+from workloads.cluster import load_cluster
+from workloads.errors import SpecError
+
+NAMES = ("ta", "tb")
+CLUSTER = """
+[device.cpu]
+[[host]]
+name = "alpha"
+devices = ["cpu"]
+uplink = "200 Mbit/s"
+downlink = "400 Mbit/s"
+cpus = 0.5
+[[host]]
+name = "beta"
+devices = ["cpu"]
+uplink = "1 Gbit/s"
+downlink = "1 Gbit/s"
+"""
+SEND = """
+import socket, sys, time
+s = socket.create_connection((sys.argv[1], 5000)); n = int(sys.argv[2]); block = bytes(1 << 16)
+s.sendall(block * 16); s.recv(1); begun = time.monotonic()
+for _ in range(n // len(block)): s.sendall(block)
+s.shutdown(socket.SHUT_WR); s.recv(1); print(n / (time.monotonic() - begun))
+"""
+RECEIVE = """
+import socket
+l = socket.create_server(("", 5000)); print("ready", flush=True); s, _ = l.accept(); got = 0
+while got < 16 << 16: got += len(s.recv(1 << 16))
+s.sendall(b"x")
+while s.recv(1 << 18): pass
+s.sendall(b"x")
+"""
+SPIN = """
+import time
+begun, used = time.monotonic(), time.process_time()
+while time.monotonic() - begun < 2: pass
+print((time.process_time() - used) / (time.monotonic() - begun))
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "two.toml"
+    path.write_text(CLUSTER)
+    yield path
+    for name in NAMES:
+        manage.down(Lab(name=name))
+
+
+def autotune(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "autotune", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=100, check=False)
+
+
+def on(lab: Lab, host: LabHost, code: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [str(lab.enter_script(host)), sys.executable, "-c", code, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def bandwidth(lab: Lab, source: LabHost, target: LabHost, num_bytes: int) -> float:
+    receiver = on(lab, target, RECEIVE)
+    assert receiver.stdout is not None
+    assert receiver.stdout.readline() == "ready\n"
+    out, _ = on(lab, source, SEND, lab.address(target), str(num_bytes)).communicate(timeout=30)
+    receiver.communicate(timeout=10)
+    return float(out)
+
+
+def leftovers(name: str) -> list[str]:
+    lab = Lab(name=name)
+    found = kernel.namespaces(lab) + [str(p) for p in (lab.folder, kernel._groups_root() / f"atl-{name}") if p.exists()]
+    links = subprocess.run(["ip", "link"], capture_output=True, text=True, check=True).stdout
+    return found + [line for line in links.splitlines() if "veth" in line or "port" in line]
+
+
+def test_bandwidth_and_quota_are_what_was_asked(cluster: Path) -> None:
+    lab = lab_of(load_cluster(str(cluster)), "ta")
+    manage.up(lab)
+    alpha, beta = lab.hosts
+    assert bandwidth(lab, alpha, beta, 25_000_000) == pytest.approx(25e6, rel=0.05)
+    assert bandwidth(lab, beta, alpha, 50_000_000) == pytest.approx(50e6, rel=0.05)
+    out, _ = on(lab, alpha, SPIN).communicate(timeout=30)
+    assert float(out) == pytest.approx(0.5, rel=0.1)
+
+
+def test_eight_hosts_are_up_within_five_seconds_and_gone_after_down(cluster: Path) -> None:
+    hosts = "".join(
+        f'[[host]]\nname = "h{n}"\ndevices = ["cpu"]\nuplink = "1 Gbit/s"\ndownlink = "1 Gbit/s"\n' for n in range(8)
+    )
+    cluster.write_text(f"[device.cpu]\n{hosts}")
+    begun = time.monotonic()
+    assert autotune("lab", "up", "--cluster", str(cluster), "--name", "ta").returncode == 0
+    assert time.monotonic() - begun < 5
+    status = json.loads(autotune("lab", "status", "--json").stdout)
+    assert [len(lab["hosts"]) for lab in status if lab["name"] == "ta"] == [8]
+    assert autotune("lab", "down", "--name", "ta").returncode == 0
+    assert not leftovers("ta")
+
+
+def test_two_labs_side_by_side_do_not_meet(cluster: Path) -> None:
+    labs = [lab_of(load_cluster(str(cluster)), name) for name in NAMES]
+    for lab in labs:
+        manage.up(lab)
+    receiver = on(labs[0], labs[0].hosts[1], RECEIVE)
+    assert receiver.stdout is not None
+    receiver.stdout.readline()
+    stranger = on(labs[1], labs[1].hosts[0], SEND, labs[0].address(labs[0].hosts[1]), "1")
+    stranger.communicate(timeout=30)
+    assert stranger.returncode != 0
+    manage.down(labs[0])
+    receiver.wait(timeout=10)
+    assert kernel.namespaces(labs[1]), "the other lab is still there"
+
+
+def test_twenty_killed_ups_leave_nothing_and_touch_nothing_else(cluster: Path) -> None:
+    foreign = f"foreign-{os.getpid()}"
+    subprocess.run(["ip", "netns", "add", foreign], check=True)
+    generator = random.Random(0)
+    command = [sys.executable, "-m", "autotune", "lab", "up", "--cluster", str(cluster), "--name", "ta"]
+    try:
+        for _ in range(20):
+            process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            time.sleep(generator.uniform(0.05, 0.4))
+            process.send_signal(signal.SIGKILL)
+            process.wait(timeout=10)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+        assert done.returncode == 0, done.stderr
+        assert len(kernel.namespaces(Lab(name="ta"))) == 3
+        manage.down(Lab(name="ta"))
+        assert not leftovers("ta")
+        assert foreign in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    finally:
+        subprocess.run(["ip", "netns", "delete", foreign], check=True)
+
+
+def test_ctrl_c_and_terminate_in_mid_up_leave_nothing(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = lab_of(load_cluster(str(cluster)), "ta")
+    original = kernel._add_host
+
+    def interrupted(which: Lab, host: LabHost) -> None:
+        original(which, host)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+
+    monkeypatch.setattr(kernel, "_add_host", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        manage.up(lab)
+    assert not leftovers("ta")
+
+
+def test_a_lab_in_use_is_not_replaced(cluster: Path) -> None:
+    lab = lab_of(load_cluster(str(cluster)), "ta")
+    manage.up(lab)
+    sleeper = on(lab, lab.hosts[0], "import time; print('here', flush=True); time.sleep(60)")
+    assert sleeper.stdout is not None
+    sleeper.stdout.readline()
+    with pytest.raises(SpecError, match="in use by 1 processes"):
+        manage.up(lab)
+    manage.down(lab)
+    assert sleeper.wait(timeout=10) == -signal.SIGKILL
+
+
+@pytest.mark.mpi
+def test_a_sweep_runs_over_the_labs_network(cluster: Path, tmp_path: Path) -> None:
+    manage.up(lab_of(load_cluster(str(cluster)), "ta"))
+    sweep = ("sweep", "--workload", "mlp-tiny", "--cluster", str(cluster), "--trials", "1", "--rounds", "1", "--json")
+    job = (sys.executable, "-m", "autotune", *sweep, "--results", str(tmp_path / "results"))
+    done = autotune("lab", "run", "--name", "ta", "--", *job, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["label"], report["cluster"], report["num_ranks"]) == ("lab", "two", 2)
+
+
+def test_what_cannot_be_is_refused(cluster: Path) -> None:
+    done = autotune("lab", "run", "--name", "ta", "--", "true")
+    assert (done.returncode, "lab 'ta' is not up" in done.stderr) == (2, True)
+    done = autotune("lab", "up", "--cluster", str(cluster), "--name", "Not-A-Name")
+    assert (done.returncode, "1 to 8 lower-case" in done.stderr) == (2, True)
