@@ -97,7 +97,7 @@ def publish(session: nox.Session) -> None:
     for name in session.posargs or PUBLISHED:
         kept = Path(session.create_tmp()) / name
         shutil.rmtree(kept, ignore_errors=True)
+        run(session, "autotune", "sweep", *PUBLISHED[name].split(), "--quiet", "--results", str(kept))
         with (Path("results") / "published" / f"{name}.json").open("w") as file:
-            arguments = [*PUBLISHED[name].split(), "--json", "--results", str(kept)]
-            session.run(autotune, "sweep", *arguments, env=ONE_THREAD, external=True, stdout=file, stderr=sys.stderr)
+            session.run(autotune, "report", "--json", "--results", str(kept), external=True, stdout=file)
     run(session, "python", "-m", "results.published_table", "README.md")

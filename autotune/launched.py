@@ -11,6 +11,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ from workloads.cluster import Cluster
 from workloads.errors import AutotuneError
 from workloads.serial import to_data
 
+_FORWARD_S = 0.5
 DEBUG_VARIABLE = "AUTOTUNE_DEBUG"
 
 Body = Callable[[tuple[Cluster, ...], Control], None]
@@ -86,7 +88,19 @@ def run_on_ranks(job: Job, num_ranks: int | None, arguments: list[str], body: Bo
         body(_pass_the_door(job, control), control)
     except Exception as error:  # noqa: BLE001 - the last line of defence: no rank may be left hanging
         return _end(error, control)
+    _leave_together(control)
     return 0
+
+
+def _leave_together(control: Control) -> None:
+    """Let mpirun pass on what rank 0 has printed before any rank ends: ranks that wait in MPI's own finalisation spin, and
+    a starved mpirun cut the output of 3 jobs in 8.
+    """
+    if control.is_leader:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        time.sleep(_FORWARD_S if launched_ranks() else 0.0)
+    control.broadcast()
 
 
 class _RefusedError(AutotuneError):
