@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from autotune.bench import Bench
 from autotune.contest import fastest
@@ -18,13 +18,15 @@ from autotune.evaluate import Evaluator, MeasuredEvaluator
 from autotune.job import Job
 from autotune.runtime.crew import LostRankError, Measurement
 from autotune.runtime.trial import Effort
-from autotune.search.study import Proposal
 from autotune.space import Space, max_bucket_log2
 from results.environment import describe_environment
 from results.record import Role, StudyInfo, TrialRecord
 from results.store import StudyStore
 from workloads.errors import SpecError
 from workloads.plan import CODECS, LOSSLESS_CODECS, Plan
+
+if TYPE_CHECKING:
+    from autotune.search.study import Proposal
 
 _FEWEST_STEPS, _MOST_STEPS = 5, 100
 _TRIAL_S = 1.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from statistics import median
+from typing import TYPE_CHECKING
 
 from autotune.bench import Bench, set_up
 from autotune.contest import contenders, entries, fastest
@@ -17,7 +18,6 @@ from autotune.runtime.control import Control
 from autotune.runtime.crew import follow
 from autotune.runtime.trial import Effort
 from autotune.search.guide import fit_costs, relative_speeds
-from autotune.search.study import Search
 from autotune.simulate.limit import stated_sample_s
 from autotune.study import Study, Watcher, now, open_study, record_trial, steps_for
 from results.best import save_best
@@ -29,6 +29,9 @@ from workloads.cluster import Cluster
 from workloads.errors import InfeasiblePlanError
 from workloads.plan import MIB, BatchPlan, default_plan
 from workloads.split import balanced, even, proportional
+
+if TYPE_CHECKING:
+    from autotune.search.study import Search
 
 _ROUND_S = 0.5
 PEER_BUCKETS_BYTES = (MIB // 4, MIB, 4 * MIB, 25 * MIB)
@@ -90,6 +93,8 @@ def measure_peers(study: Study) -> None:
 
 def search(study: Study) -> None:
     """Ask, measure, record, tell, until the budget is used."""
+    from autotune.search.study import Search  # noqa: PLC0415 - Optuna is rank 0's alone
+
     job = study.job
     space = study.space(reference_speeds(study))
     engine = Search(study.store.search_db, space, study.records, sampler=job.sampler, seed=job.seed)

@@ -140,7 +140,7 @@ def test_help_of_sweep_names_the_workloads_and_mixes_there_are(capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["swep"], ["sweep"], ["sweep", "--workload", "vgg", "--trials", "many"], ["report", "--html"]]
+    "arguments", [[], ["swep"], ["sweep", "--workload", "vgg", "--trials", "many"], ["report", "--html"]]
 )
 def test_bad_usage_is_exit_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:

@@ -129,7 +129,7 @@ def test_two_labs_side_by_side_do_not_meet(cluster: Path) -> None:
     stranger.communicate(timeout=30)
     assert stranger.returncode != 0
     manage.down(labs[0])
-    receiver.wait(timeout=10)
+    receiver.communicate(timeout=10)
     assert kernel.namespaces(labs[1]), "the other lab is still there"
 
 
@@ -178,10 +178,12 @@ def test_a_lab_in_use_is_not_replaced(cluster: Path) -> None:
     with pytest.raises(SpecError, match="in use by 1 processes"):
         manage.up(lab)
     manage.down(lab)
-    assert sleeper.wait(timeout=10) == -signal.SIGKILL
+    sleeper.communicate(timeout=10)
+    assert sleeper.returncode == -signal.SIGKILL
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 def test_a_sweep_runs_over_the_labs_network(cluster: Path, tmp_path: Path) -> None:
     manage.up(lab_of(load_cluster(str(cluster)), "ta"))
     sweep = ("sweep", "--workload", "mlp-tiny", "--cluster", str(cluster), "--trials", "1", "--rounds", "1", "--json")

@@ -54,7 +54,7 @@ def test_an_unwritable_results_folder_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_damage_and_misuse_of_a_finished_sweep_is_refused(tmp_path: Path) -> None:
-    """One sweep, then: a plan for another cluster, a changed space, a corrupt database, a corrupt record."""
+    """One sweep, then: a plan for another cluster, a changed space, a corrupt record."""
     assert autotune(2, *SWEEP, "--cluster", "mixed4", cwd=tmp_path).code == 0
     (plan,) = tmp_path.glob("results/data/best/*.json")
     train = ("train", "--workload", "mlp-tiny", "--steps", "1", "--rounds", "1")
@@ -62,13 +62,6 @@ def test_damage_and_misuse_of_a_finished_sweep_is_refused(tmp_path: Path) -> Non
     refused(done, "made for cluster 'mixed4-first2'", "'uniform4-first2'", "autotune sweep")
     done = autotune(2, *SWEEP, "--cluster", "mixed4", "--allow-lossy", cwd=tmp_path)
     refused(done, "another search space", "codecs", "--study")
-    (database,) = tmp_path.glob("results/data/*/*/search.db")
-    kept = database.read_bytes()
-    database.write_bytes(b"this is not a database" * 200)
-    refused(
-        autotune(2, *SWEEP, "--cluster", "mixed4", "--trials", "2", cwd=tmp_path), "search.db", "rebuilt from records"
-    )
-    database.write_bytes(kept)
-    records = database.parent / "records.jsonl"
+    (records,) = tmp_path.glob("results/data/*/*/records.jsonl")
     records.write_text("{broken\n" + records.read_text())
     refused(autotune(2, *SWEEP, "--cluster", "mixed4", cwd=tmp_path), "records.jsonl, line 1", "damaged")

@@ -14,7 +14,7 @@ from workloads.cluster import load_cluster
 from workloads.plan import BatchPlan, CommPlan, Plan
 from workloads.registry import load_workload
 
-NUM_STEPS = 150
+NUM_STEPS = 120
 PLANS = {
     "even, DDP": Plan(batch=BatchPlan(samples=(22, 21, 21)), comm=CommPlan(reducer="ddp")),
     "uneven": Plan(batch=BatchPlan(samples=(50, 13, 1))),
