@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.lab import kernel, manage
 from autotune.lab.hosts import Lab, check_lab_name, lab_of
+from autotune.runtime.launch import become
 from workloads.cluster import load_cluster
 from workloads.errors import SpecError
 from workloads.quantity import format_bandwidth
@@ -38,7 +39,7 @@ def run(name: str, command: list[str]) -> int:
     kernel.check_possible()
     started = manage.run_command(manage.load(check_lab_name(name)), command)
     sys.stderr.write(f"+ {shlex.join(started)}\n")
-    manage.become(started)
+    become(started)
 
 
 def status(_name: str, *, as_json: bool) -> int:

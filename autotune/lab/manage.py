@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import shlex
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
 from autotune.job import LAB_VARIABLE
 from autotune.lab import kernel
@@ -85,13 +82,6 @@ def run_command(lab: Lab, command: Sequence[str]) -> list[str]:
         f"{LAB_VARIABLE}={lab.name}",
         *command,
     ]
-
-
-def become(command: list[str]) -> NoReturn:
-    """Replace this process, so that signals and exit codes are the job's own."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execv(command[0], command)  # noqa: S606 - the command was shown to the user
 
 
 def _write_folder(lab: Lab) -> None:

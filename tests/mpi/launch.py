@@ -64,3 +64,11 @@ def autotune(
 ) -> Finished:
     """Run `autotune ARGUMENTS` on that many ranks."""
     return mpirun(num_ranks, "-m", "autotune", *arguments, cwd=cwd, timeout_s=timeout_s, env=env)
+
+
+def refused(done: Finished, *words: str) -> None:
+    """Exit 2, nothing on stdout, exactly one message of ours with those words."""
+    assert done.code == 2, done.err
+    assert len(done.errors) == 1, done.err
+    assert all(word in done.errors[0] for word in words), done.errors
+    assert not done.out

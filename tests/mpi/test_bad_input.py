@@ -6,16 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi.launch import Finished, autotune
+from tests.mpi.launch import autotune, refused
 
 SWEEP = ("sweep", "--workload", "mlp-tiny", "--trials", "1", "--steps", "1", "--rounds", "1")
-
-
-def refused(done: Finished, *words: str) -> None:
-    assert done.code == 2, done.err
-    assert len(done.errors) == 1, done.err
-    assert all(word in done.errors[0] for word in words), done.errors
-    assert not done.out
 
 
 @pytest.mark.mpi
@@ -50,18 +43,3 @@ def test_a_batch_too_small_for_every_rank_is_refused(tmp_path: Path) -> None:
 def test_an_unwritable_results_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     refused(autotune(2, *SWEEP, "--results", "file/below", cwd=tmp_path), "file/below", "--results")
-
-
-@pytest.mark.mpi
-def test_damage_and_misuse_of_a_finished_sweep_is_refused(tmp_path: Path) -> None:
-    """One sweep, then: a plan for another cluster, a changed space, a corrupt record."""
-    assert autotune(2, *SWEEP, "--cluster", "mixed4", cwd=tmp_path).code == 0
-    (plan,) = tmp_path.glob("results/data/best/*.json")
-    train = ("train", "--workload", "mlp-tiny", "--steps", "1", "--rounds", "1")
-    done = autotune(2, *train, "--cluster", "uniform4", "--plan", str(plan), cwd=tmp_path)
-    refused(done, "made for cluster 'mixed4-first2'", "'uniform4-first2'", "autotune sweep")
-    done = autotune(2, *SWEEP, "--cluster", "mixed4", "--allow-lossy", cwd=tmp_path)
-    refused(done, "another search space", "codecs", "--study")
-    (records,) = tmp_path.glob("results/data/*/*/records.jsonl")
-    records.write_text("{broken\n" + records.read_text())
-    refused(autotune(2, *SWEEP, "--cluster", "mixed4", cwd=tmp_path), "records.jsonl, line 1", "damaged")

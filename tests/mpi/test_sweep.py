@@ -3,50 +3,82 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autotune.bench import capture_workload
-from tests.mpi.launch import ROOT, autotune
+from tests.mpi.launch import ROOT, autotune, refused
 from workloads.registry import load_workload
 
 QUICK = ("--trials", "3", "--steps", "2", "--rounds", "2", "--json")
 
 
-def read(tmp_path: Path, *arguments: str) -> object:
+def read(tmp_path: Path, *arguments: str) -> Any:
     command = [sys.executable, "-m", "autotune", *arguments, "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-@pytest.mark.mpi
-def test_a_sweep_of_two_mixes_is_ranked_kept_reported_and_used(tmp_path: Path) -> None:
-    sweep = ("sweep", "--workload", "mlp-tiny", "--cluster", "uniform4,mixed4", *QUICK)
-    done = autotune(2, *sweep, cwd=tmp_path)
+OWN = ("--workload", "own_workload:factory", "--set", "width=16")
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """A finished sweep of a user's own workload over two mixes, and its reports."""
+    folder = tmp_path_factory.mktemp("swept")
+    (folder / "own_workload.py").write_text((ROOT / "examples" / "own_workload.py").read_text())
+    done = autotune(2, "sweep", *OWN, "--cluster", "uniform4,mixed4", *QUICK, cwd=folder)
     assert done.code == 0, done.err
-    reports = json.loads(done.out)
+    return folder, json.loads(done.out)
+
+
+@pytest.mark.mpi
+def test_a_sweep_of_two_mixes_is_kept_and_reported(swept: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, reports = swept
     assert [report["cluster"] for report in reports] == ["uniform4-first2", "mixed4-first2"]
     for report in reports:
+        assert report["workload"] == "own_workload:factory,width=16"
         assert report["label"] == "emulated"
         assert [row["name"] for row in report["contest"]] == ["DDP default", "DDP tuned by hand", "best plan"]
         assert report["trials"][0]["cpu_s_per_step"] > 0
-    assert read(tmp_path, "report") == sorted(reports, key=lambda report: report["cluster"])
-    kept = read(tmp_path, "best", "--cluster", "mixed4-first2")
-    assert [plan["workload"] for plan in kept] == ["mlp-tiny"]
-    timelines = sorted(tmp_path.glob("results/data/mlp-tiny/mixed4-first2/timelines/*.json"))
+    assert read(folder, "report") == sorted(reports, key=lambda report: report["cluster"])
+    timelines = sorted(folder.glob("results/data/*/mixed4-first2/timelines/*.json"))
     spans = json.loads(timelines[-1].read_text())["spans"]
     assert {span["kind"] for span in spans} == {"data", "forward", "backward", "wait", "optimizer", "comm"}
     assert {span["rank"] for span in spans} == {0, 1}
-    train = ("train", "--workload", "mlp-tiny", "--cluster", "mixed4", "--steps", "5", "--rounds", "1", "--json")
-    done = autotune(2, *train, cwd=tmp_path)
+
+
+@pytest.mark.mpi
+def test_the_kept_plan_is_used_by_train(swept: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, _ = swept
+    kept = read(folder, "best", "--cluster", "mixed4-first2")
+    done = autotune(2, "train", *OWN, "--cluster", "mixed4", "--steps", "5", "--rounds", "1", "--json", cwd=folder)
     assert done.code == 0, done.err
     trained = json.loads(done.out)
     assert len(trained["losses"]) == 5
     assert trained["plan"] == kept[0]["plan"]
+
+
+@pytest.mark.mpi
+def test_misuse_and_damage_are_refused(swept: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
+    """A plan made for another cluster, a changed search space, a corrupt record: exit 2 and one message each."""
+    folder = tmp_path / "copy"
+    shutil.copytree(swept[0], folder)
+    (plan,) = folder.glob("results/data/best/*@mixed4-first2.json")
+    done = autotune(2, "train", *OWN, "--cluster", "uniform4", "--plan", str(plan), cwd=folder)
+    refused(done, "made for cluster 'mixed4-first2'", "'uniform4-first2'", "autotune sweep")
+    done = autotune(2, "sweep", *OWN, "--cluster", "mixed4", "--allow-lossy", *QUICK, cwd=folder)
+    refused(done, "another search space", "codecs", "--study")
+    (records,) = folder.glob("results/data/*/mixed4-first2/records.jsonl")
+    records.write_text("{broken\n" + records.read_text())
+    done = autotune(2, "sweep", *OWN, "--cluster", "mixed4", *QUICK, cwd=folder)
+    refused(done, "records.jsonl, line 1", "damaged")
 
 
 @pytest.mark.mpi
@@ -63,13 +95,3 @@ def test_where_the_default_does_not_fit_the_search_keeps_to_what_does(tmp_path: 
     assert report["counts"]["infeasible"] == 1
     assert all(trial["plan"]["batch"]["samples"][1] <= 12 for trial in report["trials"] if trial["role"] == "search")
     assert report["best"]["ranks"][1]["peak_memory_bytes"] <= small
-
-
-@pytest.mark.mpi
-def test_a_users_own_workload_runs_from_its_folder(tmp_path: Path) -> None:
-    example = ROOT / "examples" / "own_workload.py"
-    (tmp_path / "own_workload.py").write_text(example.read_text())
-    job = ("sweep", "--workload", "own_workload:factory", "--set", "width=16", *QUICK)
-    done = autotune(2, *job, cwd=tmp_path)
-    assert done.code == 0, done.err
-    assert json.loads(done.out)["workload"] == "own_workload:factory,width=16"
