@@ -16,30 +16,21 @@ import pytest
 
 from tests.mpi.launch import autotune, start
 
-TRIALS = 8
-SWEEP = (
-    "sweep",
-    "--workload",
-    "mlp-tiny",
-    "--cluster",
-    "mixed4",
-    "--trials",
-    str(TRIALS),
-    "--steps",
-    "4",
-    "--rounds",
-    "6",
-)
+
+def sweep_of(trials: int) -> tuple[str, ...]:
+    job = ("sweep", "--workload", "mlp", "--cluster", "mixed4", "--steps", "4", "--rounds", "2")
+    return (*job, "--trials", str(trials))
 
 
-def run_and_kill(tmp_path: Path, after_s: float, *, only_mpirun: bool) -> None:
+def run_and_kill(tmp_path: Path, sweep: tuple[str, ...], after_s: float, *, only_mpirun: bool) -> None:
     """Start the sweep, wait until it has started measuring, then kill it `after_s` later."""
-    process = start(2, "-m", "autotune", *SWEEP, cwd=tmp_path)
+    process = start(2, "-m", "autotune", *sweep, cwd=tmp_path)
     before = len(read_records(tmp_path))
     deadline = time.monotonic() + 60
     while len(read_records(tmp_path)) == before and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     time.sleep(after_s)
+    assert process.poll() is None, "the sweep was over before it could be killed"
     if only_mpirun:
         os.kill(process.pid, signal.SIGKILL)
     else:
@@ -82,23 +73,24 @@ def check_store(tmp_path: Path) -> None:
     json.loads(done.stdout)
 
 
-def kill_and_resume(tmp_path: Path, num_kills: int) -> None:
+def kill_and_resume(tmp_path: Path, num_kills: int, trials: int) -> None:
+    sweep = sweep_of(trials)
     generator = random.Random(num_kills)
     finished: list[dict[str, object]] = []
     for kill in range(num_kills):
-        run_and_kill(tmp_path, generator.uniform(0, 1.5), only_mpirun=kill % 2 == 0)
+        run_and_kill(tmp_path, sweep, generator.uniform(0, 1.5), only_mpirun=kill % 2 == 0)
         now = read_records(tmp_path)
         assert now[: len(finished)] == finished, "a finished trial was lost or changed"
         finished = now
         check_store(tmp_path)
-    done = autotune(2, *SWEEP, "--json", cwd=tmp_path)
+    done = autotune(2, *sweep, "--json", cwd=tmp_path)
     assert done.code == 0, done.err
     records = read_records(tmp_path)
     assert records[: len(finished)] == finished
     assert [record["number"] for record in records] == list(range(len(records)))
     plans = [json.dumps(record["plan"]) for record in records]
     assert len(set(plans)) == len(plans), "a finished trial was run again"
-    assert sum(record["role"] == "search" for record in records) == TRIALS
+    assert sum(record["role"] == "search" for record in records) == trials
     (database,) = tmp_path.glob("results/data/*/*/search.db")
     with sqlite3.connect(database) as connection:
         states = {state for (state,) in connection.execute("SELECT DISTINCT state FROM trials")}
@@ -108,14 +100,14 @@ def kill_and_resume(tmp_path: Path, num_kills: int) -> None:
 @pytest.mark.mpi
 @pytest.mark.timeout(240)
 def test_a_killed_sweep_goes_on(tmp_path: Path) -> None:
-    kill_and_resume(tmp_path, num_kills=1)
+    kill_and_resume(tmp_path, num_kills=1, trials=6)
 
 
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_sweep_killed_at_ten_random_moments_goes_on(tmp_path: Path) -> None:
-    kill_and_resume(tmp_path, num_kills=10)
+    kill_and_resume(tmp_path, num_kills=10, trials=40)
     records = read_records(tmp_path)
-    assert autotune(2, *SWEEP, "--json", cwd=tmp_path).code == 0
+    assert autotune(2, *sweep_of(40), "--json", cwd=tmp_path).code == 0
     assert read_records(tmp_path) == records, "a finished sweep measured something again"
