@@ -93,8 +93,9 @@ def run_on_ranks(job: Job, num_ranks: int | None, arguments: list[str], body: Bo
 
 
 def _leave_together(control: Control) -> None:
-    """Let mpirun pass on what rank 0 has printed before any rank ends: ranks that wait in MPI's own finalisation spin, and
-    a starved mpirun cut the output of 3 jobs in 8.
+    """Let mpirun pass on what rank 0 has printed before any rank ends: without this it cut the output of 3 jobs in 8.
+
+    Why is not known for sure. Ranks that wait in MPI's own finalisation spin, which may starve mpirun.
     """
     if control.is_leader:
         sys.stdout.flush()
