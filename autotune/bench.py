@@ -22,12 +22,14 @@ from autotune.runtime.memory import sample_cap
 from autotune.runtime.trainer import Seat
 from autotune.runtime.trial import RankRunner
 from autotune.simulate.limit import stated_sample_s, step_limit
+from autotune.space import Space, max_bucket_log2
 from results.environment import available_cores, processor_name
 from results.record import Limit, WorkloadInfo
 from workloads.capture import capture
 from workloads.cluster import Cluster
 from workloads.errors import AutotuneError, SpecError
 from workloads.graph import OpGraph
+from workloads.plan import CODECS, LOSSLESS_CODECS
 from workloads.registry import load_workload
 from workloads.serial import digest
 from workloads.split import Bounds, bounds
@@ -69,6 +71,17 @@ class Bench:
             self.cluster,
             param_bytes=self.graph.param_bytes,
             global_batch=self.info.global_batch,
+        )
+
+    def space(self, reference: tuple[float, ...], *, allow_lossy: bool) -> Space:
+        """What may be tuned, around these speeds of the ranks."""
+        return Space(
+            global_batch=self.info.global_batch,
+            limits=self.limits,
+            reference=reference,
+            transports=self.transports,
+            codecs=CODECS if allow_lossy else LOSSLESS_CODECS,
+            max_bucket_log2=max_bucket_log2(self.info.param_bytes),
         )
 
 

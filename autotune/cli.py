@@ -59,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_doctor(commands)
     _add_sweep(commands)
     _add_train(commands)
+    _add_race(commands)
     _add_best(commands)
     _add_report(commands)
     _add_lab(commands)
@@ -144,6 +145,18 @@ def _add_train(commands: Any) -> None:
     parser.set_defaults(run=_run_train)
 
 
+def _add_race(commands: Any) -> None:
+    text = (
+        "torch DDP in several forms and our plans, tuned with equal steps, then measured in turn (run it under mpirun)"
+    )
+    parser = _common(commands, "race", text)
+    _job_options(parser, several_clusters=False)
+    parser.add_argument("--trials", type=int, default=10, metavar="T", help="plans each contender may try (default 10)")
+    parser.add_argument("--warmup", type=int, default=2, metavar="N", help="unscored steps per trial (default 2)")
+    parser.add_argument("--steps", type=int, default=4, metavar="N", help="scored steps per trial (default 4)")
+    parser.set_defaults(run=_run_race)
+
+
 def _add_best(commands: Any) -> None:
     parser = _common(commands, "best", "the plans kept for reuse")
     parser.add_argument("--workload", metavar="NAME", help="only this workload's")
@@ -218,6 +231,15 @@ def _run_train(options: argparse.Namespace, arguments: list[str]) -> int:
 
     job = dataclasses.replace(_job(options, arguments), plan=options.plan, train_steps=options.steps)
     return run_train(job, options.ranks, arguments, as_json=options.json, quiet=options.quiet)
+
+
+def _run_race(options: argparse.Namespace, arguments: list[str]) -> int:
+    from autotune.launched import run_race  # noqa: PLC0415
+
+    job = dataclasses.replace(
+        _job(options, arguments), trials=options.trials, warmup=options.warmup, steps=options.steps
+    )
+    return run_race(job, options.ranks, arguments, as_json=options.json, quiet=options.quiet)
 
 
 def _run_doctor(options: argparse.Namespace, _arguments: list[str]) -> int:

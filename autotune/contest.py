@@ -31,6 +31,11 @@ def fastest(records: Sequence[TrialRecord], *roles: Role) -> TrialRecord | None:
     return min(finished, key=lambda record: record.step_s or 0.0, default=None)
 
 
+def default_record(records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """The trial of torch DDP with its defaults, finished or not."""
+    return next((record for record in records if record.role is Role.DEFAULT), None)
+
+
 def entries(records: Sequence[TrialRecord], best: Plan) -> list[Entry]:
     """Who is compared with whom, in order."""
     default, peer = fastest(records, Role.DEFAULT), fastest(records, Role.PEER)

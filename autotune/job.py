@@ -16,6 +16,7 @@ from workloads.plan import TRANSPORTS
 from workloads.registry import check_workload_name
 
 RESULTS_VARIABLE = "AUTOTUNE_RESULTS"
+RACE_FOLDER = "race"
 LAB_VARIABLE = "AUTOTUNE_LAB"
 """Set for what runs in a lab: its figures are labelled so, and its links are not paced as well."""
 
@@ -107,10 +108,16 @@ def _check_names(job: Job) -> None:
     for transport in job.transports:
         if transport not in TRANSPORTS:
             raise unknown_name("transport", transport, TRANSPORTS)
-    if "/" in job.study_name or job.study_name in ("", ".", "..", BEST_FOLDER):
+    if "/" in job.study_name or job.study_name in ("", ".", "..", BEST_FOLDER, RACE_FOLDER):
         raise SpecError(
-            f"--study {job.study_name!r}: a study's name becomes a folder: no slash, and not {BEST_FOLDER!r}"
+            f"--study {job.study_name!r}: a study's name becomes a folder: no slash, and not {BEST_FOLDER!r} "
+            f"or {RACE_FOLDER!r}"
         )
+
+
+def race_file(job: Job, cluster: Cluster) -> Path:
+    """Where the result of a race is kept."""
+    return job.results / RACE_FOLDER / f"{safe_name(job.workload_name)}@{safe_name(cluster.name)}.json"
 
 
 def read_plan_file(path: str) -> BestPlan:

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from autotune.job import Job, check_job
+from autotune.job import Job, check_job, race_file
 from autotune.runtime.control import Control, launched_ranks, start_control
 from autotune.runtime.launch import become, mpirun_command
 from autotune.terminal import STDERR, STDOUT, is_terminal, terminal_width
@@ -70,6 +70,30 @@ def run_train(job: Job, num_ranks: int | None, arguments: list[str], *, as_json:
             _write_json(to_data(report))
         else:
             show_training(_console(STDOUT), report)
+
+    return run_on_ranks(job, num_ranks, arguments, body)
+
+
+def run_race(job: Job, num_ranks: int | None, arguments: list[str], *, as_json: bool, quiet: bool) -> int:
+    """`autotune race` on this rank."""
+
+    def body(clusters: tuple[Cluster, ...], control: Control) -> None:
+        from autotune.race import race  # noqa: PLC0415 - loads torch, after the door
+        from results.progress import SweepProgress  # noqa: PLC0415
+        from results.race_console import show_race  # noqa: PLC0415
+        from results.store import write_json  # noqa: PLC0415
+
+        with SweepProgress(_console(STDERR, quiet=quiet or not control.is_leader)) as progress:
+            result = race(job, clusters[0], control, progress)
+        if result is None:
+            return
+        file = race_file(job, clusters[0])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, result)
+        if as_json:
+            _write_json(to_data(result))
+        else:
+            show_race(_console(STDOUT), result)
 
     return run_on_ranks(job, num_ranks, arguments, body)
 

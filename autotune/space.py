@@ -9,15 +9,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from results.record import Role
 from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
 from workloads.serial import to_data
 from workloads.split import Bounds, proportional
 
 MAX_TILT = 0.5
 MIN_BUCKET_LOG2 = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposal:
+    """A plan that somebody wants measured."""
+
+    plan: Plan
+    role: Role = Role.SEARCH
+    params: dict[str, Any] = field(default_factory=dict)
+    """Its coordinates, where a search proposed it."""
+    number: int | None = None
+    """Its number in the search's own storage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,23 +10,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from autotune.bench import Bench
-from autotune.contest import fastest
+from autotune.contest import default_record, fastest
 from autotune.evaluate import Evaluator, MeasuredEvaluator
 from autotune.job import Job
 from autotune.runtime.crew import LostRankError, Measurement
 from autotune.runtime.trial import Effort
-from autotune.space import Space, max_bucket_log2
+from autotune.space import Proposal
 from results.environment import describe_environment
-from results.record import Role, StudyInfo, TrialRecord
+from results.record import StudyInfo, TrialRecord
 from results.store import StudyStore
 from workloads.errors import SpecError
-from workloads.plan import CODECS, LOSSLESS_CODECS, Plan
-
-if TYPE_CHECKING:
-    from autotune.search.study import Proposal
 
 _FEWEST_STEPS, _MOST_STEPS = 5, 100
 _TRIAL_S = 1.0
@@ -61,19 +57,12 @@ class Study:
         steps = self.job.steps or steps_for(_TRIAL_S, self.records, fewest=_FEWEST_STEPS)
         return Effort(warmup=self.job.warmup, steps=steps, timeout_s=self.job.timeout_s)
 
-    def space(self, reference: tuple[float, ...]) -> Space:
-        """What may be tuned, around these speeds."""
-        return make_space(self.job, self.bench, reference)
-
-    def default_record(self) -> TrialRecord | None:
-        return next((record for record in self.records if record.role is Role.DEFAULT), None)
-
 
 def open_study(job: Job, bench: Bench, watcher: Watcher, *, num_baselines: int) -> Study:
     """Open the study's folder, or make it; refuse one that is about something else."""
     store = StudyStore(job.results / job.study_name / bench.cluster.name)
     store.open_for_writing()
-    space = make_space(job, bench, reference=(1.0,) * len(bench.cluster.devices))
+    space = bench.space((1.0,) * len(bench.cluster.devices), allow_lossy=job.allow_lossy)
     info = StudyInfo(
         name=job.study_name,
         workload=bench.info,
@@ -115,47 +104,42 @@ def _check_same(old: StudyInfo, new: StudyInfo) -> None:
         )
 
 
-def make_space(job: Job, bench: Bench, reference: tuple[float, ...]) -> Space:
-    """What may be tuned in this job."""
-    return Space(
-        global_batch=bench.info.global_batch,
-        limits=bench.limits,
-        reference=reference,
-        transports=bench.transports,
-        codecs=CODECS if job.allow_lossy else LOSSLESS_CODECS,
-        max_bucket_log2=max_bucket_log2(bench.info.param_bytes),
-    )
-
-
-def record_trial(study: Study, plan: Plan, role: Role, proposal: Proposal | None = None) -> TrialRecord:
+def record_trial(study: Study, proposal: Proposal) -> TrialRecord:
     """Measure a plan and put the record on disk before anybody else hears of it."""
     started, begun = now(), time.monotonic()
     silent: LostRankError | None = None
     try:
-        measured = study.evaluator.evaluate(plan, study.effort())
+        measured = study.evaluator.evaluate(proposal.plan, study.effort())
     except LostRankError as error:
         measured, silent = error.measurement, error
-    record = TrialRecord(
-        number=len(study.records),
-        role=role,
-        state=measured.state,
-        plan=plan,
-        params=proposal.params if proposal else {},
-        search_number=proposal.number if proposal else None,
-        reason=measured.reason,
-        steps_s=measured.steps_s,
-        ranks=measured.ranks,
-        started_at=started,
-        duration_s=time.monotonic() - begun,
-    )
+    record = as_record(len(study.records), proposal, measured, started_at=started, duration_s=time.monotonic() - begun)
     study.store.append(record)
     study.records.append(record)
     if silent is not None:
         raise silent
     _keep_timeline(study, record, measured)
-    quickest, default = fastest(study.records), study.default_record()
+    quickest, default = fastest(study.records), default_record(study.records)
     study.watcher.trial_done(record, quickest.step_s if quickest else None, default.step_s if default else None)
     return record
+
+
+def as_record(
+    number: int, proposal: Proposal, measured: Measurement, *, started_at: str, duration_s: float
+) -> TrialRecord:
+    """What was proposed and what was measured, as it is remembered."""
+    return TrialRecord(
+        number=number,
+        role=proposal.role,
+        state=measured.state,
+        plan=proposal.plan,
+        params=proposal.params,
+        search_number=proposal.number,
+        reason=measured.reason,
+        steps_s=measured.steps_s,
+        ranks=measured.ranks,
+        started_at=started_at,
+        duration_s=duration_s,
+    )
 
 
 def _keep_timeline(study: Study, record: TrialRecord, measured: Measurement) -> None:

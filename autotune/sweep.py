@@ -6,10 +6,8 @@ so the same command resumes a sweep that was interrupted at any point.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from statistics import median
-from typing import TYPE_CHECKING
 
 from autotune.bench import Bench, set_up
 from autotune.contest import contenders, entries, fastest
@@ -17,9 +15,8 @@ from autotune.job import Job
 from autotune.runtime.control import Control
 from autotune.runtime.crew import follow
 from autotune.runtime.trial import Effort
-from autotune.search.guide import fit_costs, relative_speeds
-from autotune.simulate.limit import stated_sample_s
 from autotune.study import Study, Watcher, now, open_study, record_trial, steps_for
+from autotune.tuners import HAND_BUCKETS_BYTES, GuidedSearch, HandTunedDdp, SearchOptions, Tuner
 from results.best import save_best
 from results.compare import ratio, winner
 from results.record import DDP_DEFAULT, BestPlan, Comparison, Role
@@ -27,15 +24,8 @@ from results.report import build_report
 from results.report_data import SweepReport
 from workloads.cluster import Cluster
 from workloads.errors import InfeasiblePlanError
-from workloads.plan import MIB, BatchPlan, default_plan
-from workloads.split import balanced, even, proportional
-
-if TYPE_CHECKING:
-    from autotune.search.study import Search
 
 _ROUND_S = 0.5
-PEER_BUCKETS_BYTES = (MIB // 4, MIB, 4 * MIB, 25 * MIB)
-"""Bucket sizes tried for DDP with a proportional split: what a careful user would try by hand."""
 
 
 def sweep(job: Job, clusters: tuple[Cluster, ...], control: Control, watcher: Watcher) -> list[SweepReport]:
@@ -53,11 +43,11 @@ def sweep(job: Job, clusters: tuple[Cluster, ...], control: Control, watcher: Wa
 
 def sweep_one(job: Job, bench: Bench, watcher: Watcher) -> SweepReport:
     """One workload on one mix, step by step."""
-    study = open_study(job, bench, watcher, num_baselines=1 + len(PEER_BUCKETS_BYTES))
+    study = open_study(job, bench, watcher, num_baselines=1 + len(HAND_BUCKETS_BYTES))
     try:
-        measure_default(study)
-        measure_peers(study)
-        search(study)
+        tune(study, HandTunedDdp(bench))
+        options = SearchOptions(sampler=job.sampler, seed=job.seed, allow_lossy=job.allow_lossy)
+        tune(study, GuidedSearch(bench, options, study.store.search_db), trials=job.trials, time_s=job.time_s)
         comparison = compare(study)
         best_file = keep_best(study, comparison)
         return build_report(study.store.info(), study.records, comparison, best_file)
@@ -65,66 +55,18 @@ def sweep_one(job: Job, bench: Bench, watcher: Watcher) -> SweepReport:
         study.store.close()
 
 
-def measure_default(study: Study) -> None:
-    """Torch DDP with its defaults and an even split: always first."""
-    if study.default_record() is None:
-        total, bench = study.bench.info.global_batch, study.bench
-        no_caps = dataclasses.replace(bench.limits, caps=(total,) * len(bench.limits.caps))
-        plan = default_plan(even(total, no_caps), transport=bench.transports[0])
-        record_trial(study, plan, Role.DEFAULT)
-
-
-def measure_peers(study: Study) -> None:
-    """DDP as a careful user would tune it: samples in proportion to measured speed, several bucket sizes."""
-    default = study.default_record()
-    if default is None or default.step_s is None:
-        return
-    samples = proportional(reference_speeds(study), study.bench.info.global_batch, study.bench.limits)
-    measured = {record.plan.fingerprint() for record in study.records}
-    for bucket_bytes in PEER_BUCKETS_BYTES:
-        plan = dataclasses.replace(
-            default.plan,
-            batch=BatchPlan(samples=samples),
-            comm=dataclasses.replace(default.plan.comm, bucket_bytes=bucket_bytes),
-        )
-        if plan.fingerprint() not in measured:
-            record_trial(study, plan, Role.PEER)
-
-
-def search(study: Study) -> None:
-    """Ask, measure, record, tell, until the budget is used."""
-    from autotune.search.study import Search  # noqa: PLC0415 - Optuna is rank 0's alone
-
-    job = study.job
-    space = study.space(reference_speeds(study))
-    engine = Search(study.store.search_db, space, study.records, sampler=job.sampler, seed=job.seed)
-    deadline = time.monotonic() + job.time_s if job.time_s is not None else None
-    done = sum(record.role is Role.SEARCH for record in study.records)
-    while done < job.trials and (deadline is None or time.monotonic() < deadline):
-        if job.sampler != "random" and done % 2 == 0:
-            propose_balanced(study, engine)
-        proposal = engine.ask()
-        if proposal is None:
-            study.watcher.phase("every plan of the space has been measured")
+def tune(study: Study, tuner: Tuner, *, trials: int | None = None, time_s: float | None = None) -> None:
+    """Propose, measure, record, tell, until the tuner has no more to propose or the budget of searched trials is used."""
+    deadline = time.monotonic() + time_s if time_s is not None else None
+    while deadline is None or time.monotonic() < deadline:
+        if trials is not None and sum(record.role is Role.SEARCH for record in study.records) >= trials:
             return
-        engine.tell(record_trial(study, proposal.plan, Role.SEARCH, proposal))
-        done += 1
-
-
-def reference_speeds(study: Study) -> tuple[float, ...]:
-    """How fast each rank is: as the default showed; if that could not run, as the cluster file states; else all alike."""
-    default, bench = study.default_record(), study.bench
-    if default is not None and (costs := fit_costs([default])) is not None:
-        return relative_speeds(costs, default.plan.batch.samples)
-    if bench.cluster.is_emulated:
-        return tuple(1 / seconds for seconds in stated_sample_s(bench.graph, bench.cluster))
-    return (1.0,) * len(bench.cluster.devices)
-
-
-def propose_balanced(study: Study, engine: Search) -> None:
-    """Queue the split that the measured speeds call for; the search chooses the other knobs."""
-    if (costs := fit_costs(study.records)) is not None:
-        engine.enqueue_split(balanced(costs, study.bench.info.global_batch, study.bench.limits))
+        proposal = tuner.propose(study.records)
+        if proposal is None:
+            if trials is not None:
+                study.watcher.phase("every plan of the space has been measured")
+            return
+        tuner.heard(record_trial(study, proposal))
 
 
 def compare(study: Study) -> Comparison:

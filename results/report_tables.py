@@ -94,11 +94,11 @@ def _fitting(columns: list[_Filled], width: int) -> list[_Filled]:
     return kept
 
 
-def _times(ratio: Ratio | None) -> str:
+def ratio_cell(ratio: Ratio | None) -> str:
     return MISSING if ratio is None else format_times(ratio.value)
 
 
-def _interval(ratio: Ratio | None) -> str:
+def interval_cell(ratio: Ratio | None) -> str:
     return "" if ratio is None else format_interval(ratio.low, ratio.high)
 
 
@@ -126,15 +126,15 @@ def _late(row: RankRow) -> str:
 def contest_columns(first: str) -> list[Column[Standing]]:
     """The comparison, with speeds over those of the contender called `first`."""
     tuned: list[Column[Standing]] = [
-        Column("vs DDP\ntuned", lambda row: _times(row.vs_tuned)),
-        Column("95 %\ninterval", lambda row: _interval(row.vs_tuned), spare=3),
+        Column("vs DDP\ntuned", lambda row: ratio_cell(row.vs_tuned)),
+        Column("95 %\ninterval", lambda row: interval_cell(row.vs_tuned), spare=3),
     ]
     return [
         Column("", lambda row: textwrap.fill(row.name, NAME_WIDTH), is_text=True),
         Column("ms\n/step", lambda row: format_ms(row.step_s), spare=4),
         Column("samples\n/s", lambda row: format_rate(row.samples_per_s)),
-        Column(textwrap.fill(f"vs {first}", 8), lambda row: _times(row.vs_first)),
-        Column("95 %\ninterval", lambda row: _interval(row.vs_first)),
+        Column(textwrap.fill(f"vs {first}", 8), lambda row: ratio_cell(row.vs_first)),
+        Column("95 %\ninterval", lambda row: interval_cell(row.vs_first)),
         Column("verdict", lambda row: row.verdict, is_text=True),
         *(tuned if first != DDP_TUNED else []),
         Column("of\nlimit", _of_limit, spare=1),
@@ -145,8 +145,8 @@ def contest_columns(first: str) -> list[Column[Standing]]:
 KNOBS: list[Column[KnobRow]] = [
     Column("", lambda row: row.knob, is_text=True),
     Column("ms/step\nput back", lambda row: format_ms(row.reverted_step_s)),
-    Column("speed-up\nfrom it", lambda row: _times(row.worth)),
-    Column("95 %\ninterval", lambda row: _interval(row.worth)),
+    Column("speed-up\nfrom it", lambda row: ratio_cell(row.worth)),
+    Column("95 %\ninterval", lambda row: interval_cell(row.worth)),
     Column("verdict", lambda row: row.verdict, is_text=True),
 ]
 

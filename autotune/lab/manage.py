@@ -88,6 +88,8 @@ def _write_folder(lab: Lab) -> None:
     """The description comes last: a lab without one is not up."""
     lab.folder.mkdir(parents=True, exist_ok=True)
     lines = ["127.0.0.1 localhost", *(f"{lab.address(host)} {host.name}" for host in lab.hosts)]
+    # torch's store asks who an IPv4 address in IPv6 clothes is, and complains where nobody knows.
+    lines += [f"::ffff:{lab.address(host)} {host.name}-over-ipv6" for host in lab.hosts]
     (lab.folder / "hosts").write_text("\n".join(lines) + "\n", encoding="utf-8")
     for host in lab.hosts:
         _write_script(lab.enter_script(host), _enter(lab, host))

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState as OptunaState
 from optuna.trial import create_trial
 
-from autotune.space import Knob, Space
+from autotune.space import Knob, Proposal, Space
 from results.record import TrialRecord, TrialState
 from workloads.errors import StoreError, unknown_name
-from workloads.plan import Plan
 
 SAMPLERS = ("tpe", "random")
 _STARTUP_TRIALS = 5
@@ -29,19 +26,12 @@ _MAX_REPEATS = 50
 """Asked-for points in a row whose plans are all known: the space is used up."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Proposal:
-    """A plan the search wants measured."""
-
-    number: int
-    params: dict[str, Any]
-    plan: Plan
-
-
 class Search:
     """Proposes plans and learns from records."""
 
-    def __init__(self, path: Path, space: Space, records: Sequence[TrialRecord], *, sampler: str, seed: int) -> None:
+    def __init__(
+        self, path: Path | None, space: Space, records: Sequence[TrialRecord], *, sampler: str, seed: int
+    ) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space = space
         self._distributions = {knob.name: _distribution(knob) for knob in space.knobs()}
@@ -136,8 +126,10 @@ def _make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
     return makers[name]()
 
 
-def _open_study(path: Path) -> optuna.Study:
-    """Rank 0 is the only writer; write-ahead logging keeps readers such as dashboards out of its way."""
+def _open_study(path: Path | None) -> optuna.Study:
+    """Rank 0 is the only writer; write-ahead logging keeps readers such as dashboards out of its way. No path: in memory."""
+    if path is None:
+        return optuna.create_study(direction="minimize")
     try:
         with sqlite3.connect(path, timeout=10) as connection:
             connection.execute("PRAGMA journal_mode=WAL")
