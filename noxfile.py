@@ -26,6 +26,12 @@ PUBLISHED = {
 }
 """The sweeps whose reports are kept in results/published, by file name."""
 
+WORKLOADS = ("vgg", "gpt", "resnet")
+RACE = {"mixed4": WORKLOADS, "slow-link4": WORKLOADS, "mixed-both4": WORKLOADS}
+"""Mixed speeds, mixed links, both; each made a lab."""
+RACE_QUICK = {"mixed4": ("vgg",)}
+RACE_EFFORT = ["--trials", "10", "--warmup", "2", "--steps", "3", "--rounds", "8"]
+
 
 def install(session: nox.Session) -> None:
     """Make the environment, or bring it up to date."""
@@ -101,3 +107,32 @@ def publish(session: nox.Session) -> None:
         with (Path("results") / "published" / f"{name}.json").open("w") as file:
             session.run(autotune, "report", "--json", "--results", str(kept), external=True, stdout=file)
     run(session, "python", "-m", "results.published_table", "README.md")
+
+
+@nox.session
+def race(session: nox.Session) -> None:
+    """Race our plans against torch DDP in the lab (needs root; under 30 minutes); `-- quick`: two cells, under 5."""
+    install(session)
+    quick = session.posargs == ["quick"]
+    kept = Path(session.create_tmp()) / "quick" if quick else Path("results") / "published"
+    for mix, workloads in (RACE_QUICK if quick else RACE).items():
+        run(session, "autotune", "lab", "up", "--name", "race", "--cluster", mix)
+        try:
+            for workload in workloads:
+                chosen = ["--workload", workload, "--cluster", mix, *RACE_EFFORT, "--results", str(kept), "--quiet"]
+                run(session, "autotune", "lab", "run", "--name", "race", "--", "autotune", "race", *chosen)
+        finally:
+            run(session, "autotune", "lab", "down", "--name", "race")
+    if not quick:
+        for workload in WORKLOADS:  # nothing paced, nothing shaped: no sleep can hide our own cost
+            chosen = ["--workload", workload, "--cluster", "this-machine", *RACE_EFFORT, "--results", str(kept)]
+            run(session, "autotune", "race", "--ranks", "2", *chosen, "--quiet")
+        run(session, "python", "-m", "results.race_table", "README.md")
+
+
+@nox.session
+def agreement(session: nox.Session) -> None:
+    """Do paced links and a lab's real ones rank plans alike? (needs root, about ten minutes)"""
+    install(session)
+    session.env["AUTOTUNE_PUBLISH"] = "1"
+    run(session, "pytest", "tests/lab/test_agreement.py", "-m", "slow")

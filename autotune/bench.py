@@ -13,12 +13,13 @@ from typing import TypeVar, cast
 
 import torch
 
-from autotune.job import Job
+from autotune.job import LAB_VARIABLE, Job
 from autotune.runtime.control import Control
 from autotune.runtime.crew import Crew
 from autotune.runtime.data import Batches
 from autotune.runtime.groups import Groups
 from autotune.runtime.memory import sample_cap
+from autotune.runtime.replay import Replay, lab_surroundings
 from autotune.runtime.trainer import Seat
 from autotune.runtime.trial import RankRunner
 from autotune.simulate.limit import stated_sample_s, step_limit
@@ -33,6 +34,8 @@ from workloads.plan import CODECS, LOSSLESS_CODECS
 from workloads.registry import load_workload
 from workloads.serial import digest
 from workloads.split import Bounds, bounds
+from workloads.trace import ChangingMix
+from workloads.trace_file import load_trace
 from workloads.workload import Workload
 
 T = TypeVar("T")
@@ -61,6 +64,8 @@ class Bench:
     crew: Crew
     limits: Bounds
     transports: tuple[str, ...]
+    changing: ChangingMix | None = None
+    """The mix under the trace that is replayed, if any."""
 
     def limit(self) -> Limit | None:
         """The step time no plan can beat, where the cluster file states the devices' speeds."""
@@ -122,11 +127,13 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> Bench:
     limits = agreed(control, lambda: _limits(workload, graph, cluster))
     groups = agreed(control, lambda: Groups(control, cluster))
     rank = control.rank
+    changing = ChangingMix(cluster, load_trace(job.replay)) if job.replay is not None else None
     seat = Seat(
         rank=rank,
         device=cluster.devices[rank],
         torch_device=torch_device,
         graph=graph if cluster.is_emulated else None,
+        replay=agreed(control, lambda: _replay(changing, groups, rank)),
     )
     runner = RankRunner(workload, groups, seat, seed=job.seed)
     on_gpu = all(control.share(torch_device.type == "cuda"))
@@ -139,6 +146,7 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> Bench:
         crew=Crew(control, runner),
         limits=limits,
         transports=("nccl",) if on_gpu else job.transports,
+        changing=changing,
     )
 
 
@@ -165,6 +173,15 @@ def _limits(workload: Workload, graph: OpGraph, cluster: Cluster) -> Bounds:
     limits = bounds(len(cluster.devices), total, minimum=workload.min_samples, caps=caps)
     limits.check(total)
     return limits
+
+
+def _replay(changing: ChangingMix | None, groups: Groups, rank: int) -> Replay | None:
+    if changing is None:
+        return None
+    surroundings: Callable[[Cluster], None] = groups.set_links
+    if changing.cluster.in_lab:
+        surroundings = lab_surroundings(os.environ[LAB_VARIABLE], changing.cluster, rank)
+    return Replay(changing, rank, surroundings)
 
 
 def _torch_device(control: Control, cluster: Cluster) -> torch.device:

@@ -18,6 +18,7 @@ from autotune.runtime.control import launched_rank
 from workloads.cluster import cluster_names
 from workloads.errors import AutotuneError
 from workloads.registry import workload_names
+from workloads.trace_file import trace_names
 
 _FIRST_WORD_S = 1.0
 """How long other ranks wait before they leave with an error, so that mpirun does not end rank 0 before it has spoken."""
@@ -142,6 +143,11 @@ def _add_train(commands: Any) -> None:
         "--plan", default="best", metavar="best|FILE", help="the plan kept by the last sweep, or a file"
     )
     parser.add_argument("--steps", type=int, default=100, metavar="K", help="optimizer steps (default 100)")
+    parser.add_argument(
+        "--replay",
+        metavar="NAME|FILE.toml",
+        help=f"a trace of changing bandwidths and speeds: {', '.join(trace_names())}; or your own",
+    )
     parser.set_defaults(run=_run_train)
 
 
@@ -229,7 +235,9 @@ def _run_sweep(options: argparse.Namespace, arguments: list[str]) -> int:
 def _run_train(options: argparse.Namespace, arguments: list[str]) -> int:
     from autotune.launched import run_train  # noqa: PLC0415
 
-    job = dataclasses.replace(_job(options, arguments), plan=options.plan, train_steps=options.steps)
+    job = dataclasses.replace(
+        _job(options, arguments), plan=options.plan, train_steps=options.steps, replay=options.replay
+    )
     return run_train(job, options.ranks, arguments, as_json=options.json, quiet=options.quiet)
 
 

@@ -14,6 +14,8 @@ from workloads.cluster import Cluster, load_cluster
 from workloads.errors import SpecError, unknown_name
 from workloads.plan import TRANSPORTS
 from workloads.registry import check_workload_name
+from workloads.trace import ChangingMix
+from workloads.trace_file import load_trace
 
 RESULTS_VARIABLE = "AUTOTUNE_RESULTS"
 RACE_FOLDER = "race"
@@ -44,6 +46,8 @@ class Job:
     rounds: int = 10
     plan: str = "best"
     train_steps: int = 100
+    replay: str | None = None
+    """A trace to replay while the job runs, by name or file."""
 
     @property
     def workload_name(self) -> str:
@@ -83,6 +87,10 @@ def check_job(job: Job, num_ranks: int) -> tuple[Cluster, ...]:
         raise SpecError(
             f"--cluster {','.join(job.clusters)!r} names no mix, or one twice: name each once, such as mixed4"
         )
+    if job.replay is not None:
+        trace = load_trace(job.replay)
+        for cluster in clusters:
+            ChangingMix(cluster, trace)
     writable_folder(job.results)
     return clusters
 

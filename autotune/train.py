@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from statistics import fmean
 
 from autotune.bench import Bench, set_up
 from autotune.job import Job, read_plan_file
@@ -14,10 +15,11 @@ from autotune.runtime.trial import Effort
 from results.best import check_made_for, load_best
 from results.record import BestPlan, TrialState
 from results.stats import Ratio, speedup
-from results.training import TrainingReport
+from results.training import Stretch, TrainingReport
 from workloads.cluster import Cluster
 from workloads.plan import Plan, default_plan
 from workloads.split import bounds, even
+from workloads.trace import ChangingMix
 
 _ROUND_S = 0.5
 _PATIENCE = 20
@@ -53,14 +55,28 @@ def lead_training(job: Job, bench: Bench, on_step: Callable[[int], None]) -> Tra
         workload=bench.info.name,
         cluster=bench.cluster.name,
         label=bench.cluster.label,
+        trace=job.replay or "",
         plan=kept.plan,
         num_steps=job.train_steps,
         seconds=seconds,
         samples_per_s=total * job.train_steps / sum(done.measured.steps_s),
         losses=done.losses,
         accuracy=done.accuracy,
+        stretches=stretches(bench.changing, done.measured.steps_s),
         speedup=ratio,
         ranks=done.measured.ranks,
+    )
+
+
+def stretches(changing: ChangingMix | None, steps_s: Sequence[float]) -> tuple[Stretch, ...]:
+    """A run cut where the trace changed the mix."""
+    if changing is None:
+        return ()
+    mixes = changing.course(steps_s)
+    cuts = [step for step in range(len(mixes)) if step == 0 or mixes[step] is not mixes[step - 1]]
+    return tuple(
+        Stretch(first=first, last=end - 1, step_s=fmean(steps_s[first:end]))
+        for first, end in zip(cuts, [*cuts[1:], len(steps_s)], strict=True)
     )
 
 

@@ -56,12 +56,12 @@ def _ratio(ratio: dict[str, float] | None) -> str:
     return f"{format_times(ratio['value'])} ({format_interval(ratio['low'], ratio['high'])})"
 
 
-def main(readme: Path) -> None:
-    """Put the table between the README's markers."""
+def put_between(readme: Path, begin: str, end: str, content: str) -> None:
+    """Replace what stands between two markers."""
     text = readme.read_text(encoding="utf-8")
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    readme.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}", encoding="utf-8")
+    before, after = text.split(begin)[0], text.split(end)[1]
+    readme.write_text(f"{before}{begin}\n{content}\n{end}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    put_between(Path(sys.argv[1]), BEGIN, END, table())

@@ -80,6 +80,7 @@ class Place:
     tuning_steps: int
     steps_to_near_best: int | None
     """Tuning steps until a plan within 5 % of the best that anyone of its kind found; None: never."""
+    is_ours: bool
 
 
 def places(race: Race) -> list[Place]:
@@ -100,6 +101,7 @@ def _place(race: Race, entrant: Entrant) -> Place:
         cpu_s_per_step=sum(rank.cpu_s for rank in entrant.ranks),
         tuning_steps=entrant.tried[-1].num_steps if entrant.tried else 0,
         steps_to_near_best=_steps_to_near_best(race, entrant),
+        is_ours=entrant.name in (OURS, OURS_LOSSY),
     )
 
 
@@ -113,3 +115,25 @@ def _steps_to_near_best(race: Race, entrant: Entrant) -> int | None:
     times = [tried.step_s for rival in rivals for tried in rival.tried if tried.step_s is not None]
     enough_s = min(times, default=0.0) / NEAR_BEST
     return next((t.num_steps for t in entrant.tried if t.step_s is not None and t.step_s <= enough_s), None)
+
+
+def why_no_faster(race: Race) -> list[str]:
+    """For each of our plans that is no faster than hand-tuned DDP of its kind beyond noise: what was measured."""
+    return [
+        _why(entrant, peer, ratio)
+        for name, peer_name in ((OURS, DDP_TUNED), (OURS_LOSSY, DDP_TUNED_FP16))
+        if (entrant := race.find(name)) and (peer := race.find(peer_name))
+        if (ratio := speedup(peer.rounds_s, entrant.rounds_s)).verdict != "faster"
+    ]
+
+
+def _why(entrant: Entrant, peer: Entrant, ratio: Ratio) -> str:
+    parts = []
+    for who in (entrant, peer):
+        compute_s = max(rank.compute_s for rank in who.ranks)
+        wait_s = min(rank.wait_s for rank in who.ranks)
+        parts.append(
+            f"{who.name} computes for {compute_s * 1e3:.0f} ms on the slowest rank and every rank waits at least "
+            f"{wait_s * 1e3:.0f} ms for gradients"
+        )
+    return f"{ratio.value:.3f}x ({ratio.low:.3f}-{ratio.high:.3f}), {ratio.verdict}: {'; '.join(parts)}."

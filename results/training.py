@@ -10,18 +10,32 @@ from workloads.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Stretch:
+    """Steps of a run between two changes of a trace."""
+
+    first: int
+    last: int
+    step_s: float
+    """Their mean."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingReport:
     """A training run with a plan, beside the default measured in the same job."""
 
     workload: str
     cluster: str
     label: str
+    trace: str
+    """The trace that was replayed, or nothing."""
     plan: Plan
     num_steps: int
     seconds: float
     samples_per_s: float
     losses: tuple[float, ...]
     accuracy: float | None
+    stretches: tuple[Stretch, ...]
+    """Where a trace was replayed: the run cut at its changes."""
     speedup: Ratio | None
     """Of the plan over torch DDP with its defaults and an even split, interleaved before the training; None where that cannot run."""
     ranks: tuple[RankResult, ...]

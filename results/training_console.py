@@ -18,6 +18,7 @@ from results.units import format_interval, format_ms, format_rate, format_times,
 from workloads.quantity import format_bytes
 
 _EVERY_S = 5.0
+_MOST_STRETCHES = 20
 
 
 class TrainingProgress:
@@ -53,9 +54,11 @@ def show_training(console: Console, report: TrainingReport) -> None:
     ]
     if report.accuracy is not None:
         lines.insert(2, f"accuracy {100 * report.accuracy:.1f} % on held-out data")
-    title = f"{report.workload} on {report.cluster} ({report.label})"
+    title = f"{report.workload} on {report.cluster}{report.trace and f' under {report.trace}'} ({report.label})"
     console.print(Panel(Text("\n".join(lines)), title=title, title_align="left"))
     console.print(_rank_table(report))
+    if report.stretches:
+        console.print(_stretch_table(report))
 
 
 def _against_default(ratio: Ratio | None) -> str:
@@ -81,4 +84,16 @@ def _rank_table(report: TrainingReport) -> Table:
             format_ms(rank.cpu_s),
             format_bytes(rank.peak_memory_bytes),
         )
+    return table
+
+
+def _stretch_table(report: TrainingReport) -> Table:
+    title = f"Under {report.trace}, mean step between changes ({report.label})"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("steps", "ms/step"):
+        table.add_column(name, justify="right")
+    for stretch in report.stretches[:_MOST_STRETCHES]:
+        table.add_row(f"{stretch.first}-{stretch.last}", format_ms(stretch.step_s))
+    if len(report.stretches) > _MOST_STRETCHES:
+        table.add_row(f"and {len(report.stretches) - _MOST_STRETCHES} more", "")
     return table

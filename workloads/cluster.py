@@ -7,7 +7,6 @@ and says `emulation = "paced"`; with `emulation = "none"` the devices are whatev
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from workloads.errors import SpecError, unknown_name
 from workloads.quantity import BYTES, BYTES_PER_S, FLOPS_PER_S, SECONDS, parse_quantity
 from workloads.serial import digest
+from workloads.tables import known_keys, load_table, table_names
 
 CLUSTER_FOLDER = Path(__file__).parent / "clusters"
 EMULATIONS = ("none", "paced")
@@ -133,29 +133,18 @@ class Cluster:
 
 def cluster_names() -> list[str]:
     """The mixes that ship with the package."""
-    return sorted(path.stem for path in CLUSTER_FOLDER.glob("*.toml"))
+    return table_names(CLUSTER_FOLDER)
 
 
 def load_cluster(spec: str) -> Cluster:
     """A shipped mix by name, or a TOML file by path."""
-    if not spec.endswith(".toml"):
-        if spec not in cluster_names():
-            raise unknown_name("cluster", spec, cluster_names(), "your own: --cluster FILE.toml")
-        path = CLUSTER_FOLDER / f"{spec}.toml"
-    else:
-        path = Path(spec)
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError(f"cannot read cluster file {spec!r}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(f"cluster file {spec!r} is not valid TOML: {error}") from error
+    path, data = load_table(spec, CLUSTER_FOLDER, "cluster", remedy="your own: --cluster FILE.toml")
     return parse_cluster(data, where=path.name, default_name=path.stem)
 
 
 def parse_cluster(data: dict[str, Any], *, where: str, default_name: str) -> Cluster:
     """A Cluster from the tables of a cluster file."""
-    _known_keys(data, ("name", "description", "emulation", "any_ranks", "device", "host"), where)
+    known_keys(data, ("name", "description", "emulation", "any_ranks", "device", "host"), where)
     emulation = data.get("emulation", "none")
     if emulation not in EMULATIONS:
         raise unknown_name(f"emulation in {where}:", str(emulation), EMULATIONS)
@@ -191,7 +180,7 @@ def parse_cluster(data: dict[str, Any], *, where: str, default_name: str) -> Clu
 
 
 def _device(name: str, table: dict[str, Any], where: str) -> Device:
-    _known_keys(table, ("flops", "memory_bandwidth", "launch", "memory"), where)
+    known_keys(table, ("flops", "memory_bandwidth", "launch", "memory"), where)
 
     def quantity(key: str, units: dict[str, float]) -> float | None:
         return parse_quantity(table[key], units, f"{where} {key}") if key in table else None
@@ -206,7 +195,7 @@ def _device(name: str, table: dict[str, Any], where: str) -> Device:
 
 
 def _host(table: dict[str, Any], kinds: dict[str, Device], where: str) -> Host:
-    _known_keys(table, ("name", "devices", "uplink", "downlink", "latency", "cpus"), where)
+    known_keys(table, ("name", "devices", "uplink", "downlink", "latency", "cpus"), where)
     if not isinstance(names := table.get("devices"), list) or not names:
         raise SpecError(f'{where} has no devices: add devices = ["…"], naming [device.*] tables')
     for name in names:
@@ -230,11 +219,3 @@ def _host(table: dict[str, Any], kinds: dict[str, Device], where: str) -> Host:
     return Host(
         name=str(table.get("name", where)), devices=devices, link=link, cpus=None if cpus is None else float(cpus)
     )
-
-
-def _known_keys(table: object, known: tuple[str, ...], where: str) -> None:
-    if not isinstance(table, dict):
-        raise SpecError(f"{where} is {table!r}: it must be a table")
-    for key in table:
-        if key not in known:
-            raise unknown_name(f"key in {where}:", key, known)

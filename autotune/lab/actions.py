@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from autotune.lab import kernel, manage
-from autotune.lab.hosts import Lab, check_lab_name, lab_of
+from autotune.lab.hosts import Lab, check_lab_name, lab_of, load_lab
 from autotune.runtime.launch import become
 from workloads.cluster import load_cluster
 from workloads.errors import SpecError
@@ -37,14 +37,17 @@ def run(name: str, command: list[str]) -> int:
             "lab run has no command: write one after --, such as lab run -- autotune sweep --workload vgg …"
         )
     kernel.check_possible()
-    started = manage.run_command(manage.load(check_lab_name(name)), command)
+    lab = load_lab(check_lab_name(name))
+    started = manage.run_command(lab, command)
+    if not kernel.processes(lab):
+        manage.restore(lab)
     sys.stderr.write(f"+ {shlex.join(started)}\n")
     become(started)
 
 
 def status(_name: str, *, as_json: bool) -> int:
     """Every lab that is up, whatever name was given."""
-    labs = [manage.load(name) for name in manage.names()]
+    labs = [load_lab(name) for name in manage.names()]
     if as_json:
         _write(json.dumps([to_data(lab) for lab in labs]))
     elif not labs:

@@ -10,11 +10,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from results.store import read_json
 from workloads.cluster import Cluster, Link
 from workloads.errors import SpecError
 
 STATE_FOLDER = Path("/run/autotune-lab")
-DEFAULT_LAB = "lab"
+DESCRIPTION = "lab.json"
 _NAME = re.compile(r"[a-z0-9]{1,8}")
 _MOST_HOSTS = 200
 
@@ -54,6 +55,10 @@ class Lab:
     def namespace(self, host: LabHost) -> str:
         return f"{self.prefix}{host.index}"
 
+    def port(self, host: LabHost) -> str:
+        """The switch's interface to a host."""
+        return f"port{host.index}"
+
     def address(self, host: LabHost) -> str:
         """The same addresses in every lab: their networks never meet."""
         return f"10.77.0.{host.index + 1}"
@@ -68,6 +73,14 @@ def check_lab_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise SpecError(f"lab name {name!r}: use 1 to 8 lower-case letters and digits")
     return name
+
+
+def load_lab(name: str) -> Lab:
+    """The lab of that name, which must be up."""
+    path = Lab(name=name).folder / DESCRIPTION
+    if not path.exists():
+        raise SpecError(f"lab {name!r} is not up: `autotune lab up --cluster FILE --name {name}` first")
+    return read_json(Lab, path)
 
 
 def lab_of(cluster: Cluster, name: str) -> Lab:

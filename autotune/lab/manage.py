@@ -11,9 +11,10 @@ from pathlib import Path
 
 from autotune.job import LAB_VARIABLE
 from autotune.lab import kernel
-from autotune.lab.hosts import STATE_FOLDER, Lab, LabHost
+from autotune.lab.hosts import DESCRIPTION, STATE_FOLDER, Lab, LabHost
+from autotune.lab.limits import cpu_group, set_limits
 from autotune.runtime.launch import find_mpirun, mpi_flavour
-from results.store import read_json, write_json
+from results.store import write_json
 from workloads.errors import MissingDependencyError, SpecError
 
 
@@ -43,17 +44,15 @@ def down(lab: Lab) -> bool:
     return existed
 
 
-def load(name: str) -> Lab:
-    """The lab of that name, which must be up."""
-    path = Lab(name=name).folder / "lab.json"
-    if not path.exists():
-        raise SpecError(f"lab {name!r} is not up: `autotune lab up --cluster FILE --name {name}` first")
-    return read_json(Lab, path)
-
-
 def names() -> list[str]:
     """Labs that are up."""
-    return sorted(path.parent.name for path in STATE_FOLDER.glob("*/lab.json"))
+    return sorted(path.parent.name for path in STATE_FOLDER.glob(f"*/{DESCRIPTION}"))
+
+
+def restore(lab: Lab) -> None:
+    """The limits as they were asked for: a job that was killed while a trace ran may have left others."""
+    for host in lab.hosts:
+        set_limits(lab, host)
 
 
 def run_command(lab: Lab, command: Sequence[str]) -> list[str]:
@@ -97,12 +96,12 @@ def _write_folder(lab: Lab) -> None:
     _write_script(
         lab.folder / "agent", f'host="$1"; shift; exec {shlex.quote(str(lab.folder))}/enter-"$host" sh -c "$*"'
     )
-    write_json(lab.folder / "lab.json", lab)
+    write_json(lab.folder / DESCRIPTION, lab)
 
 
 def _enter(lab: Lab, host: LabHost) -> str:
     """The control group first, then the network, then a host name and host table of its own."""
-    group = shlex.quote(str(kernel.cpu_group(lab, host) / "cgroup.procs"))
+    group = shlex.quote(str(cpu_group(lab, host) / "cgroup.procs"))
     inside = f'mount --bind {shlex.quote(str(lab.folder / "hosts"))} /etc/hosts; hostname {host.name}; exec "$@"'
     namespace = f"--net=/run/netns/{lab.namespace(host)}"
     return f'echo $$ > {group}; exec nsenter {namespace} unshare --uts --mount sh -c {shlex.quote(inside)} sh "$@"'

@@ -30,7 +30,8 @@ class DevicePacer:
     """The emulated device of one rank. Call `begin` when a step starts."""
 
     def __init__(self, model: nn.Module, graph: OpGraph, device: Device) -> None:
-        self._device = device
+        self.device = device
+        """As it is now: a trace may change its speed between steps."""
         self._due_s = 0.0
         self._samples = 0
         self._charged: set[str] = set()
@@ -48,8 +49,8 @@ class DevicePacer:
     def after_loss(self) -> None:
         """The loss was computed: outside every module, so no hook of a module sees it."""
         if self._loss_op is not None:
-            both = op_s(self._loss_op, self._device, self._samples) + op_s(
-                self._loss_op, self._device, self._samples, backward=True
+            both = op_s(self._loss_op, self.device, self._samples) + op_s(
+                self._loss_op, self.device, self._samples, backward=True
             )
             self._charge(both)
 
@@ -71,7 +72,7 @@ class DevicePacer:
 
     def _forward_hook(self, op: Op, *, hook_output: bool) -> Callable[[nn.Module, Any, Any], None]:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            self._charge(op_s(op, self._device, self._samples) / op.num_calls)
+            self._charge(op_s(op, self.device, self._samples) / op.num_calls)
             if hook_output and op.backward_factor > 0:
                 for tensor in tree_leaves(output):
                     if isinstance(tensor, Tensor) and tensor.requires_grad:
@@ -84,7 +85,7 @@ class DevicePacer:
         def hook(_gradient: Tensor) -> None:
             if op.name not in self._charged:
                 self._charged.add(op.name)
-                self._charge(op_s(op, self._device, self._samples, backward=True))
+                self._charge(op_s(op, self.device, self._samples, backward=True))
 
         return hook
 

@@ -61,6 +61,11 @@ class Groups:
             if not failed:
                 self.join()
 
+    def set_links(self, cluster: Cluster) -> None:
+        """Paced links become as fast as in this mix."""
+        if self._clocks is not None:
+            self._clocks.set_links(cluster)
+
     def join(self) -> None:
         """Wait for the groups' threads: one that is still letting go of torch objects when Python ends takes it down."""
         for thread in self._threads:

@@ -60,7 +60,7 @@ class LinkClocks:
     """The clocks of all links of a cluster, in a file that every rank maps."""
 
     def __init__(self, cluster: Cluster, path: str) -> None:
-        self._cluster = cluster
+        self._hosts_now = cluster.hosts
         self._ranks = len(cluster.devices)
         self._hosts = len(cluster.hosts)
         self._fd = os.open(path, os.O_RDWR)
@@ -73,6 +73,10 @@ class LinkClocks:
         os.truncate(fd, file_bytes(cluster))
         os.close(fd)
         return path
+
+    def set_links(self, cluster: Cluster) -> None:
+        """From here on the links are as fast as in this mix: the same hosts, changed by a trace."""
+        self._hosts_now = cluster.hosts
 
     def close(self) -> None:
         self._map.close()
@@ -106,7 +110,7 @@ class LinkClocks:
     def _reserve(self, loads: Sequence[Load], start_s: float) -> float:
         end_s = start_s
         for load in loads:
-            link = self._cluster.hosts[load.host].link
+            link = self._hosts_now[load.host].link
             if link is None:
                 continue
             for clock, num_bytes, speed in (

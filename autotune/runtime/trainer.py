@@ -17,6 +17,7 @@ from autotune.runtime.data import Batches
 from autotune.runtime.device_pacer import DevicePacer
 from autotune.runtime.memory import check_memory, static_bytes
 from autotune.runtime.reducer import make_reducer
+from autotune.runtime.replay import Replay
 from profilers.timeline import Span, Timeline
 from workloads.capture import SavedTensorMeter
 from workloads.cluster import Device
@@ -34,6 +35,8 @@ class Seat:
     torch_device: torch.device
     graph: OpGraph | None = None
     """Costs of the model, given when the device is emulated."""
+    replay: Replay | None = None
+    """The trace that the mix goes through, if any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,10 +104,12 @@ class Trainer:
         self._handles = [p.register_hook(self._note_gradient) for p in self.model.parameters() if p.requires_grad]
         self._reducer = make_reducer(self.model, plan, group)
         self.num_steps = 0
+        self._trained_s = 0.0
         self.peak_memory_bytes = 0
 
     def step(self) -> Step:
         """Train on the next global batch."""
+        self._enter_trace()
         begin_s = time.perf_counter()
         batch, num_samples, total = self.batches.take(self.num_steps)
         batch = _to_device(batch, self.seat.torch_device)
@@ -116,17 +121,25 @@ class Trainer:
         reduced_s = time.perf_counter()
         self.optimizer.step()
         self.num_steps += 1
+        end_s = time.perf_counter()
+        self._trained_s += end_s - begin_s
         return Step(
             begin_s=begin_s,
             data_s=data_s,
             forward_s=forward_s,
             backward_s=min(max(self._gradient_s, forward_s), reduced_s),
             reduced_s=reduced_s,
-            end_s=time.perf_counter(),
+            end_s=end_s,
             loss_share=loss * num_samples / total,
             num_samples=num_samples,
             late_s=late_s,
         )
+
+    def _enter_trace(self) -> None:
+        if self.seat.replay is not None:
+            device = self.seat.replay.enter(num_steps=self.num_steps, trained_s=self._trained_s)
+            if self._pacer is not None:
+                self._pacer.device = device
 
     def metered_step(self) -> Step:
         """A step that also meters memory and raises InfeasiblePlanError where the device could not hold it; not for scoring."""

@@ -146,6 +146,8 @@ class RankRunner:
             traceback.clear_frames(error.__traceback__)
             return [RankOutcome(fault=fault)] * len(plans)
         finally:
+            if self._seat.replay is not None:
+                self._seat.replay.leave()
             gc.collect()
 
     def _outcome(self, trainer: Trainer, steps: list[Step], cpu_s: float) -> RankOutcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -16,9 +17,12 @@ import pytest
 
 from autotune.lab import kernel, manage
 from autotune.lab.hosts import Lab, LabHost, lab_of
+from autotune.lab.limits import as_lab_host, lab_group, set_limits
 from tests.mpi.launch import ROOT
 from workloads.cluster import load_cluster
 from workloads.errors import SpecError
+from workloads.trace import ChangingMix
+from workloads.trace_file import parse_trace
 
 NAMES = ("ta", "tb")
 CLUSTER = """
@@ -67,10 +71,12 @@ def cluster(tmp_path: Path) -> Iterator[Path]:
         manage.down(Lab(name=name))
 
 
-def autotune(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def autotune(*arguments: str, cwd: Path = ROOT, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "autotune", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
 
 
 def on(lab: Lab, host: LabHost, code: str, *arguments: str) -> subprocess.Popen[str]:
@@ -89,7 +95,7 @@ def bandwidth(lab: Lab, source: LabHost, target: LabHost, num_bytes: int) -> flo
 
 def leftovers(name: str) -> list[str]:
     lab = Lab(name=name)
-    found = kernel.namespaces(lab) + [str(p) for p in (lab.folder, kernel._groups_root() / f"atl-{name}") if p.exists()]
+    found = kernel.namespaces(lab) + [str(p) for p in (lab.folder, lab_group(lab)) if p.exists()]
     links = subprocess.run(["ip", "link"], capture_output=True, text=True, check=True).stdout
     return found + [line for line in links.splitlines() if "veth" in line or "port" in line]
 
@@ -102,6 +108,22 @@ def test_bandwidth_and_quota_are_what_was_asked(cluster: Path) -> None:
     assert bandwidth(lab, beta, alpha, 50_000_000) == pytest.approx(50e6, rel=0.05)
     out, _ = on(lab, alpha, SPIN).communicate(timeout=30)
     assert float(out) == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_trace_changes_real_limits_and_the_next_job_starts_from_the_stated_ones(cluster: Path) -> None:
+    mix = dataclasses.replace(load_cluster(str(cluster)), in_lab=True)
+    lab = lab_of(mix, "ta")
+    manage.up(lab)
+    alpha, beta = lab.hosts
+    tables = {"change": [{"at": 0, "host": "alpha", "bandwidth": 0.5}, {"at": 0, "host": "alpha", "cpus": 0.25}]}
+    slowed = ChangingMix(mix, parse_trace(tables, where="t", name="t")).at(0)
+    set_limits(lab, as_lab_host(alpha, slowed.hosts[0]))
+    assert bandwidth(lab, alpha, beta, 8_000_000) == pytest.approx(12.5e6, rel=0.05)
+    assert float(on(lab, alpha, SPIN).communicate(timeout=20)[0]) == pytest.approx(0.25, rel=0.1)
+    done = autotune("lab", "run", "--name", "ta", "--", "true")
+    assert done.returncode == 0, done.stderr
+    assert bandwidth(lab, alpha, beta, 16_000_000) == pytest.approx(25e6, rel=0.05)
+    assert float(on(lab, alpha, SPIN).communicate(timeout=20)[0]) == pytest.approx(0.5, rel=0.1)
 
 
 def test_eight_hosts_are_up_within_five_seconds_and_gone_after_down(cluster: Path) -> None:

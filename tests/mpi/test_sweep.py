@@ -66,6 +66,22 @@ def test_the_kept_plan_is_used_by_train(swept: tuple[Path, list[dict[str, Any]]]
 
 
 @pytest.mark.mpi
+def test_training_goes_through_a_trace(swept: tuple[Path, list[dict[str, Any]]]) -> None:
+    """The links drop to a hundredth for steps 4 to 7, and recover."""
+    folder, _ = swept
+    changes = "".join(f'[[change]]\nat = {at}\nhost = "*"\nbandwidth = {share}\n' for at, share in ((4, 0.01), (8, 1)))
+    (folder / "dip.toml").write_text(changes)
+    rest = ("--cluster", "mixed4", "--steps", "12", "--rounds", "1", "--json")
+    done = autotune(2, "train", *OWN, "--replay", "dip.toml", *rest, cwd=folder)
+    assert done.code == 0, done.err
+    trained = json.loads(done.out)
+    assert [(s["first"], s["last"]) for s in trained["stretches"]] == [(0, 3), (4, 7), (8, 11)]
+    before, during, after = (stretch["step_s"] for stretch in trained["stretches"])
+    assert during > 3 * max(before, after)
+    refused(autotune(2, "train", *OWN, "--replay", "link-dorp", *rest, cwd=folder), "did you mean 'link-drop'?")
+
+
+@pytest.mark.mpi
 def test_misuse_and_damage_are_refused(swept: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
     """A plan made for another cluster, a changed search space, a corrupt record: exit 2 and one message each."""
     folder = tmp_path / "copy"

@@ -146,7 +146,7 @@ def test_an_unknown_mix_suggests_the_nearest() -> None:
 
 
 def test_a_name_like_no_other_lists_what_there_is() -> None:
-    with pytest.raises(SpecError, match="known: mixed4, slow-link4, this-machine"):
+    with pytest.raises(SpecError, match="known: mixed-both4, mixed4, slow-link4, this-machine"):
         load_cluster("zzz")
 
 

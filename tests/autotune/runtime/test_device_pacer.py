@@ -328,3 +328,14 @@ def test_very_short_sleeps_are_saved_up(fake: FakeTime) -> None:
     step(model, pacer)
     assert all(nap > SLACK_S for nap in fake.naps)
     assert fake.now - begin_s == pytest.approx(4 * SLACK_S, abs=SLACK_S)
+
+
+def test_a_device_that_slows_down_between_steps_takes_longer_from_then_on(fake: FakeTime) -> None:
+    model = mlp()
+    graph = graph_of(model)
+    pacer = DevicePacer(model, graph, slow(graph, 10.0))
+    for seconds in (10.0, 30.0, 10.0):
+        pacer.device = slow(graph, seconds)
+        begin_s = fake.now
+        step(model, pacer)
+        assert fake.now - begin_s == pytest.approx(seconds, abs=2 * SLACK_S)

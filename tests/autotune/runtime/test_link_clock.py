@@ -14,6 +14,8 @@ import pytest
 from autotune.runtime import link_clock
 from autotune.runtime.link_clock import LinkClocks, Load, file_bytes, ring_latency_s, ring_loads
 from workloads.cluster import Cluster, load_cluster
+from workloads.trace import ChangingMix
+from workloads.trace_file import load_trace
 
 GBIT = 125e6
 MIXED4, SLOW_LINK4, PAIRS = load_cluster("mixed4"), load_cluster("slow-link4"), load_cluster("two-fast-two-slow")
@@ -294,3 +296,15 @@ def test_a_new_file_has_room_for_every_slot_and_no_link_is_busy(open_clocks: Ope
         assert not any(path.read_bytes())
     finally:
         path.unlink()
+
+
+# --- a trace changes the links -----------------------------------------------------------------------------------------
+
+
+def test_links_become_as_fast_as_the_mix_they_are_told(open_clocks: Open) -> None:
+    clocks = open_clocks(MIXED4)
+    clocks.set_links(ChangingMix(MIXED4, load_trace("link-drop")).at(40))
+    assert clocks.reserve([up(GBIT, host=1)], 0.0) == pytest.approx(5.0)
+    assert clocks.reserve([up(GBIT, host=2)], 0.0) == pytest.approx(1.0)
+    clocks.set_links(MIXED4)
+    assert clocks.reserve([up(GBIT, host=1)], 5.0) == pytest.approx(6.0)

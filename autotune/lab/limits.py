@@ -1,0 +1,70 @@
+"""The limits of a lab's host: a token bucket each way and a share of the cores. Set when it is made, changed by a trace."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+
+from autotune.lab.hosts import Lab, LabHost
+from workloads.cluster import Host
+
+_CGROUP_V1 = Path("/sys/fs/cgroup/cpu")
+_CGROUP_V2 = Path("/sys/fs/cgroup")
+_PERIOD_US = 20_000
+MTU = 9000
+
+
+def set_limits(lab: Lab, host: LabHost) -> None:
+    """Bandwidth both ways and cores as `host` says; the uplink where it sends, the downlink where the switch does."""
+    if host.link is not None:
+        _limit(lab.namespace(host), "eth0", host.link.up_bytes_per_s)
+        _limit(lab.switch, lab.port(host), host.link.down_bytes_per_s)
+    _set_quota(cpu_group(lab, host), host.cpus)
+
+
+def own_host(lab: Lab) -> LabHost | None:
+    """The host of the lab that this process runs on."""
+    return next((host for host in lab.hosts if host.name == socket.gethostname()), None)
+
+
+def as_lab_host(host: LabHost, now: Host) -> LabHost:
+    """`host` with the limits that a mix gives it."""
+    return LabHost(index=host.index, name=host.name, num_ranks=host.num_ranks, link=now.link, cpus=now.cpus)
+
+
+def cpu_group(lab: Lab, host: LabHost) -> Path:
+    """The control group of a host's processes."""
+    return lab_group(lab) / host.name
+
+
+def lab_group(lab: Lab) -> Path:
+    """The control group of the whole lab."""
+    root = _CGROUP_V1 if (_CGROUP_V1 / "cpu.cfs_quota_us").exists() else _CGROUP_V2
+    return root / lab.prefix.rstrip("-")
+
+
+def run_tool(*command: str, text: str | None = None) -> str:
+    """Run a command of the system; its output."""
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)  # noqa: S603 - our own commands
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
+    return done.stdout
+
+
+def _limit(namespace: str, device: str, bytes_per_s: float) -> None:
+    """A token bucket: what may burst is two milliseconds' worth, at least four packets."""
+    burst = max(int(bytes_per_s * 0.002), 4 * MTU)
+    bucket = f"rate {int(bytes_per_s * 8)}bit burst {burst} latency 50ms"
+    run_tool("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", *bucket.split())
+
+
+def _set_quota(group: Path, cpus: float | None) -> None:
+    quota = -1 if cpus is None else int(cpus * _PERIOD_US)
+    if (group / "cpu.cfs_quota_us").exists():
+        (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+        (group / "cpu.cfs_quota_us").write_text(str(quota))
+    elif (group / "cpu.max").exists():
+        (group / "cpu.max").write_text(f"{'max' if cpus is None else quota} {_PERIOD_US}")
+    elif cpus is not None:
+        raise RuntimeError(f"{group}: the kernel offers no CPU quota here")

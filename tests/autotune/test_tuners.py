@@ -1,0 +1,145 @@
+"""Every way of tuning keeps the same contract, on a made-up mix whose step times are a formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from autotune.bench import Bench
+from autotune.tuners import DefaultDdp, GuidedSearch, HandTunedDdp, PlainOptuna, SearchOptions, Tuner
+from results.record import Role, TrialRecord, TrialState
+from tests.results import sample
+from workloads.cluster import load_cluster
+from workloads.graph import Op, OpGraph
+from workloads.plan import MIB, Plan
+from workloads.split import Bounds
+
+BUCKETS = (MIB // 4, MIB, 4 * MIB)
+TUNERS: dict[str, Callable[[Bench], Tuner]] = {
+    "default": DefaultDdp,
+    "by hand": lambda bench: HandTunedDdp(bench, BUCKETS),
+    "by hand, fp16": lambda bench: HandTunedDdp(bench, BUCKETS, codec="fp16"),
+    "plain Optuna": lambda bench: PlainOptuna(bench, seed=0),
+    "ours": lambda bench: GuidedSearch(bench, SearchOptions()),
+    "ours, lossy": lambda bench: GuidedSearch(bench, SearchOptions(allow_lossy=True)),
+    "random": lambda bench: GuidedSearch(bench, SearchOptions(sampler="random")),
+}
+
+ALL = Op(
+    name="all",
+    kind="Linear",
+    num_calls=1,
+    flops_per_sample=1e6,
+    fixed_bytes=0.0,
+    bytes_per_sample=0.0,
+    param_bytes=0,
+    backward_factor=2.0,
+)
+
+
+def make_bench() -> Bench:
+    nobody = cast("Any", None)
+    return Bench(
+        workload=nobody,
+        info=sample.info().workload,
+        graph=OpGraph(ops=(ALL,), saved_bytes_per_sample=0.0),
+        cluster=load_cluster("mixed4"),
+        runner=nobody,
+        crew=nobody,
+        limits=Bounds(minimums=(1,) * 4, caps=(64,) * 4),
+        transports=("gloo",),
+    )
+
+
+def step_s(plan: Plan) -> float:
+    """The slowest rank, and a cost that is least at 1 MiB buckets; fp16 and bf16 save a little."""
+    shares = zip(plan.batch.samples, sample.SPEEDS, strict=True)
+    compute_s = max(count * sample.SAMPLE_S / speed for count, speed in shares)
+    return compute_s + 0.01 * abs(plan.comm.bucket_bytes.bit_length() - 21) - 0.005 * (not plan.is_lossless)
+
+
+def run(tuner: Tuner, trials: int, *, fails: Callable[[Plan], bool] = lambda _: False) -> list[TrialRecord]:
+    records: list[TrialRecord] = []
+    for number in range(trials):
+        proposal = tuner.propose(records)
+        if proposal is None:
+            break
+        plan = proposal.plan
+        state = TrialState.FAILED if fails(plan) else TrialState.COMPLETE
+        record = TrialRecord(
+            number=number,
+            role=proposal.role,
+            state=state,
+            plan=plan,
+            params=proposal.params,
+            search_number=proposal.number,
+            reason="broken" if fails(plan) else "",
+            steps_s=() if fails(plan) else (step_s(plan),),
+            ranks=() if fails(plan) else sample.ranks(plan.batch.samples, step_s(plan)),
+        )
+        records.append(record)
+        tuner.heard(record)
+    return records
+
+
+@pytest.mark.parametrize("name", TUNERS)
+def test_every_proposal_can_run_and_keeps_to_its_kind(name: str) -> None:
+    tuner = TUNERS[name](make_bench())
+    records = run(tuner, 12)
+    assert records
+    for record in records:
+        record.plan.validate(num_ranks=4, global_batch=64)
+        assert record.plan.is_lossless or not tuner.is_lossless
+
+
+@pytest.mark.parametrize("name", TUNERS)
+def test_no_step_is_spent_on_a_plan_measured_before(name: str) -> None:
+    records = run(TUNERS[name](make_bench()), 12)
+    if name != "plain Optuna":  # it knows nothing of plans, and may
+        assert len({record.plan.fingerprint() for record in records}) == len(records)
+
+
+@pytest.mark.parametrize("name", TUNERS)
+def test_failures_are_survived(name: str) -> None:
+    run(TUNERS[name](make_bench()), 8, fails=lambda plan: plan.comm.bucket_bytes < MIB)
+    run(TUNERS[name](make_bench()), 8, fails=lambda _: True)
+
+
+def test_the_default_is_one_even_plan_whatever_devices_hold() -> None:
+    (record,) = run(DefaultDdp(make_bench()), 5)
+    assert (record.role, record.plan.batch.samples, record.plan.comm.reducer) == (Role.DEFAULT, (16,) * 4, "ddp")
+
+
+def test_tuning_by_hand_splits_in_proportion_and_tries_every_bucket_once() -> None:
+    records = run(HandTunedDdp(make_bench(), BUCKETS, codec="fp16"), 12)
+    assert [record.role for record in records] == [Role.DEFAULT, Role.PEER, Role.PEER, Role.PEER]
+    assert {record.plan.batch.samples for record in records[1:]} == {(26, 18, 13, 7)}
+    assert [record.plan.comm.bucket_bytes for record in records[1:]] == list(BUCKETS)
+    assert {record.plan.compression.codec for record in records[1:]} == {"fp16"}
+    assert all(record.plan.comm.reducer == "ddp" for record in records)
+
+
+def test_where_the_default_fails_there_is_nothing_to_tune_by_hand() -> None:
+    assert len(run(HandTunedDdp(make_bench(), BUCKETS), 12, fails=lambda _: True)) == 1
+
+
+def test_our_search_starts_with_the_default_and_finds_the_balanced_split_at_once() -> None:
+    records = run(GuidedSearch(make_bench(), SearchOptions()), 10)
+    assert [record.role for record in records] == [Role.DEFAULT, *[Role.SEARCH] * 9]
+    assert records[1].plan.batch.samples in {(26, 18, 13, 7), (27, 18, 13, 6)}
+    assert min(step_s(record.plan) for record in records) < step_s(records[0].plan) / 2
+
+
+def test_a_plain_study_begins_with_even_shares_and_uses_ddp_only() -> None:
+    records = run(PlainOptuna(make_bench(), seed=0), 8)
+    assert records[0].plan.batch.samples == (16,) * 4
+    assert {(record.plan.comm.reducer, record.plan.compression.codec) for record in records} == {("ddp", "none")}
+    assert len({record.plan.batch.samples for record in records}) > 4
+
+
+def test_a_plain_study_is_the_same_for_the_same_seed() -> None:
+    first, again, other = (run(PlainOptuna(make_bench(), seed=seed), 6) for seed in (0, 0, 1))
+    assert [r.plan for r in first] == [r.plan for r in again]
+    assert [r.plan for r in first] != [r.plan for r in other]

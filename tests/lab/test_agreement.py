@@ -1,0 +1,82 @@
+"""The emulation can be trusted: paced links and a lab's real ones agree on the best split and on the ranking of plans."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import correlation
+from typing import Any
+
+import pytest
+
+from autotune.lab import manage
+from autotune.lab.hosts import Lab, lab_of
+from results.environment import describe_environment
+from results.store import write_json
+from tests.lab.test_lab import autotune
+from tests.mpi.launch import ROOT, mpirun
+from workloads.cluster import CLUSTER_FOLDER, load_cluster
+
+PROGRAM = str(ROOT / "tests" / "lab" / "programs" / "rank_plans.py")
+PUBLISH = "AUTOTUNE_PUBLISH"
+"""Set by `nox -s agreement`: the figures are kept under results/published."""
+
+
+@pytest.fixture
+def mix(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A shipped mix with devices at a quarter of their speed, so that 16 samples take as long as 64."""
+    text = (CLUSTER_FOLDER / f"{request.param}.toml").read_text()
+    slower = re.sub(r'"([\d.]+) (GFLOP/s|GB/s)"', lambda m: f'"{float(m[1]) / 4} {m[2]}"', text)
+    path = tmp_path / f"{request.param}-slower.toml"
+    path.write_text(slower)
+    yield path
+    manage.down(Lab(name="tc"))
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("mix", ["mixed4", "mixed-both4"], indirect=True)
+def test_paced_and_lab_agree(mix: Path, tmp_path: Path) -> None:
+    done = mpirun(4, PROGRAM, str(mix), str(tmp_path), cwd=tmp_path, timeout_s=400)
+    assert done.code == 0, done.err
+    paced = json.loads(done.out)
+    manage.up(lab_of(load_cluster(str(mix)), "tc"))
+    job = (sys.executable, PROGRAM, str(mix), str(tmp_path))
+    ran = autotune("lab", "run", "--name", "tc", "--", *job, cwd=tmp_path, timeout_s=400)
+    assert ran.returncode == 0, ran.stderr
+    lab = json.loads(ran.stdout)
+    assert (paced["label"], lab["label"]) == ("emulated", "lab, paced devices")
+    found = agreement(paced, lab)
+    if os.environ.get(PUBLISH):
+        keep(mix.stem, found)
+    assert found["spearman"] >= 0.8, found
+    assert found["largest_difference_of_best_split"] <= 1, found
+
+
+def agreement(paced: dict[str, Any], lab: dict[str, Any]) -> dict[str, Any]:
+    """Rank correlation over all plans; the best splits and by how many samples of a rank they differ."""
+    best = [min(run["splits_s"], key=lambda row: row[-1])[:-1] for run in (paced, lab)]
+    return {
+        "spearman": correlation(ranks(paced["plans_s"]), ranks(lab["plans_s"])),
+        "best_split_paced": best[0],
+        "best_split_lab": best[1],
+        "largest_difference_of_best_split": max(abs(a - b) for a, b in zip(*best, strict=True)),
+        "paced_s": paced["plans_s"],
+        "lab_s": lab["plans_s"],
+    }
+
+
+def ranks(values: list[float]) -> list[float]:
+    order = sorted(values)
+    return [float(order.index(value)) for value in values]
+
+
+def keep(name: str, found: dict[str, Any]) -> None:
+    folder = ROOT / "results" / "published" / "agreement"
+    folder.mkdir(parents=True, exist_ok=True)
+    made_by = {"command": "nox -s agreement", "environment": describe_environment()}
+    write_json(folder / f"{name}.json", made_by | found)
