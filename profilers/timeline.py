@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,8 +15,10 @@ class Span:
     lane: str
     """What was busy: "compute", "comm" or "host"."""
     kind: str
-    """"data", "forward", "backward", "comm", "wait", "optimizer"."""
+    """On lane "compute": "forward", "backward", "optimizer". On "host": "data", "wait" (blocked on gradients). On "comm":
+    "queue" (gradients are ready but not yet sent) and "comm" (a collective, from when this rank joined it)."""
     op: str
+    """A collective has the same name on every rank, which is how they are matched."""
     start_s: float
     end_s: float
     num_bytes: int = 0
@@ -26,19 +29,42 @@ class Span:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Counter:
+    """A quantity that was sampled now and then, such as a device's power."""
+
+    rank: int
+    name: str
+    unit: str
+    points: tuple[tuple[float, float], ...]
+    """Moments on the clock of the spans, and values."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
-    """Spans of all ranks, in order of their start."""
+    """Spans of all ranks, in order of their start, and what was sampled beside them."""
 
     spans: tuple[Span, ...] = ()
+    counters: tuple[Counter, ...] = ()
+    clock_error_s: float = 0.0
+    """How far the ranks' clocks may be apart."""
 
     @staticmethod
     def merge(parts: Iterable[Timeline]) -> Timeline:
         """One timeline from the ranks' own, which must share a clock."""
-        spans = (span for part in parts for span in part.spans)
-        return Timeline(spans=tuple(sorted(spans, key=lambda span: (span.start_s, span.rank, span.end_s))))
+        listed = list(parts)
+        spans = (span for part in listed for span in part.spans)
+        return Timeline(
+            spans=tuple(sorted(spans, key=lambda span: (span.start_s, span.rank, span.end_s))),
+            counters=tuple(counter for part in listed for counter in part.counters),
+            clock_error_s=max((part.clock_error_s for part in listed), default=0.0),
+        )
 
     def of_rank(self, rank: int) -> Timeline:
-        return Timeline(spans=tuple(span for span in self.spans if span.rank == rank))
+        return dataclasses.replace(
+            self,
+            spans=tuple(span for span in self.spans if span.rank == rank),
+            counters=tuple(counter for counter in self.counters if counter.rank == rank),
+        )
 
     def total_s(self, kind: str) -> float:
         """Time spent on one kind, summed over spans."""
@@ -46,17 +72,12 @@ class Timeline:
 
     def shifted(self, offset_s: float) -> Timeline:
         """The same on a clock that reads `offset_s` more."""
-        return Timeline(
-            spans=tuple(
-                Span(
-                    rank=span.rank,
-                    lane=span.lane,
-                    kind=span.kind,
-                    op=span.op,
-                    start_s=span.start_s + offset_s,
-                    end_s=span.end_s + offset_s,
-                    num_bytes=span.num_bytes,
-                )
-                for span in self.spans
-            )
+        spans = (
+            dataclasses.replace(span, start_s=span.start_s + offset_s, end_s=span.end_s + offset_s)
+            for span in self.spans
         )
+        counters = (
+            dataclasses.replace(counter, points=tuple((moment + offset_s, value) for moment, value in counter.points))
+            for counter in self.counters
+        )
+        return dataclasses.replace(self, spans=tuple(spans), counters=tuple(counters))
