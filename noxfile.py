@@ -30,7 +30,7 @@ WORKLOADS = ("vgg", "gpt", "resnet")
 RACE = {"mixed4": WORKLOADS, "slow-link4": WORKLOADS, "mixed-both4": WORKLOADS}
 """Mixed speeds, mixed links, both; each made a lab."""
 RACE_QUICK = {"mixed4": ("vgg",)}
-RACE_EFFORT = ["--trials", "10", "--warmup", "2", "--steps", "3", "--rounds", "8"]
+RACE_EFFORT = ["--trials", "10", "--warmup", "2", "--steps", "4", "--rounds", "10"]
 
 
 def install(session: nox.Session) -> None:

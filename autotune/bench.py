@@ -6,6 +6,7 @@ every rank leaves with the same verdict and rank 0 tells the user which rank it 
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -136,6 +137,7 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> Bench:
         replay=agreed(control, lambda: _replay(changing, groups, rank)),
     )
     runner = RankRunner(workload, groups, seat, seed=job.seed)
+    gc.freeze()  # what is there now stays: collecting after each trial need not look at it
     on_gpu = all(control.share(torch_device.type == "cuda"))
     return Bench(
         workload=workload,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from autotune.runtime.crew import Measurement
 from results.record import AGAIN, BEST, DDP_DEFAULT, DDP_TUNED, Contender, Role, TrialRecord
@@ -26,9 +27,18 @@ class Entry:
 
 
 def fastest(records: Sequence[TrialRecord], *roles: Role) -> TrialRecord | None:
-    """The fastest finished trial of those roles (of all, if none is named)."""
-    finished = [record for record in records if record.step_s is not None and (not roles or record.role in roles)]
-    return min(finished, key=lambda record: record.step_s or 0.0, default=None)
+    """A trial of the fastest plan among those of these roles (of all, if none is named)."""
+    return next(iter(by_speed(records, *roles)), None)
+
+
+def by_speed(records: Sequence[TrialRecord], *roles: Role) -> list[TrialRecord]:
+    """The first trial of each plan that ran, fastest plan first; a plan measured more than once counts with all its steps."""
+    trials: dict[str, list[TrialRecord]] = {}
+    for record in records:
+        if record.step_s is not None and (not roles or record.role in roles):
+            trials.setdefault(record.plan.fingerprint(), []).append(record)
+    pooled = {key: median(step for record in same for step in record.steps_s) for key, same in trials.items()}
+    return [trials[key][0] for key in sorted(trials, key=lambda key: pooled[key])]
 
 
 def default_record(records: Sequence[TrialRecord]) -> TrialRecord | None:

@@ -28,17 +28,18 @@ HAND_BUCKETS_BYTES = (*(2**log2 for log2 in range(16, 24)), 25 * MIB)
 """With as many steps as the others have, a user can try every power of two, and DDP's own."""
 
 _STEPS = 4
+_STEPS_PER_ROUND = 2
 
 
-def entrants(bench: Bench, *, seed: int) -> list[Tuner]:
+def entrants(bench: Bench, *, trials: int, seed: int) -> list[Tuner]:
     """Who takes part, in the order of the table."""
     return [
         DefaultDdp(bench),
         HandTunedDdp(bench, HAND_BUCKETS_BYTES),
         HandTunedDdp(bench, HAND_BUCKETS_BYTES, codec="fp16", name=DDP_TUNED_FP16),
         PlainOptuna(bench, seed=seed),
-        GuidedSearch(bench, SearchOptions(seed=seed), name=OURS),
-        GuidedSearch(bench, SearchOptions(seed=seed, allow_lossy=True), name=OURS_LOSSY),
+        GuidedSearch(bench, SearchOptions(seed=seed, trials=trials - 1), name=OURS),
+        GuidedSearch(bench, SearchOptions(seed=seed, allow_lossy=True, trials=trials - 1), name=OURS_LOSSY),
     ]
 
 
@@ -64,7 +65,7 @@ def race(job: Job, cluster: Cluster, control: Control, watcher: Watcher) -> Race
 
 def lead_race(job: Job, bench: Bench, watcher: Watcher) -> Race:
     """Rank 0's part: everybody tunes, then the plans they chose are compared."""
-    lanes = [_Lane(tuner=tuner) for tuner in entrants(bench, seed=job.seed)]
+    lanes = [_Lane(tuner=tuner) for tuner in entrants(bench, trials=job.trials, seed=job.seed)]
     effort = Effort(warmup=job.warmup, steps=job.steps or _STEPS, timeout_s=job.timeout_s)
     watcher.start(1 + job.trials * (len(lanes) - 1), f"race: {bench.info.name} on {bench.cluster.name}")
     tune(lanes, bench, effort, job.trials, watcher)
@@ -74,7 +75,7 @@ def lead_race(job: Job, bench: Bench, watcher: Watcher) -> Race:
         limit=bench.limit(),
         seed=job.seed,
         steps_per_trial=effort.warmup + effort.steps,
-        steps_per_round=effort.steps,
+        steps_per_round=_STEPS_PER_ROUND,
         entrants=compare(lanes, bench, effort, job, watcher),
         environment=describe_environment(),
         command=job.command,
@@ -112,7 +113,7 @@ def compare(lanes: list[_Lane], bench: Bench, effort: Effort, job: Job, watcher:
     again = [(lane, best) for lane, best in chosen if lane.tuner.name == DDP_TUNED]
     watcher.phase(f"comparing {len(chosen)} plans in turn, {job.rounds} rounds")
     plans = [best.plan for _, best in [*chosen, *again]]
-    patience = Effort(warmup=2, steps=effort.steps, timeout_s=effort.timeout_s * len(plans))
+    patience = Effort(warmup=2, steps=_STEPS_PER_ROUND, timeout_s=effort.timeout_s * len(plans))
     measured = bench.crew.contest(plans, job.rounds, patience)
     names = [lane.tuner.name for lane, _ in chosen] + [lane.tuner.name + AGAIN for lane, _ in again]
     steps_per_trial = effort.warmup + effort.steps

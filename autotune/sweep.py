@@ -46,7 +46,7 @@ def sweep_one(job: Job, bench: Bench, watcher: Watcher) -> SweepReport:
     study = open_study(job, bench, watcher, num_baselines=1 + len(HAND_BUCKETS_BYTES))
     try:
         tune(study, HandTunedDdp(bench))
-        options = SearchOptions(sampler=job.sampler, seed=job.seed, allow_lossy=job.allow_lossy)
+        options = SearchOptions(sampler=job.sampler, seed=job.seed, allow_lossy=job.allow_lossy, trials=job.trials)
         tune(study, GuidedSearch(bench, options, study.store.search_db), trials=job.trials, time_s=job.time_s)
         comparison = compare(study)
         best_file = keep_best(study, comparison)

@@ -7,15 +7,16 @@ used. A sweep runs two of them on one study; a race gives each its own trials an
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from autotune.bench import Bench
-from autotune.contest import default_record
-from autotune.search.guide import fit_costs, relative_speeds
+from autotune.contest import by_speed, default_record, fastest
+from autotune.search.guide import fit_costs, neighbours, openings, relative_speeds
 from autotune.simulate.limit import stated_sample_s
-from autotune.space import Proposal
+from autotune.space import Proposal, Space
 from results.record import DDP_DEFAULT, DDP_TUNED, Role, TrialRecord
 from workloads.plan import MIB, BatchPlan, CompressionPlan, Plan, default_plan
 from workloads.split import balanced, even, proportional
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 
 HAND_BUCKETS_BYTES = (MIB // 4, MIB, 4 * MIB, 25 * MIB)
 """Bucket sizes tried for DDP with a proportional split: what a careful user would try by hand."""
+
+
+_CONFIRMED = 2
+_CONFIRM_FROM = 8
+"""A shorter search has no trials to spare for measuring twice."""
 
 
 class Tuner(Protocol):
@@ -137,10 +143,15 @@ class SearchOptions:
     sampler: str = "tpe"
     seed: int = 0
     allow_lossy: bool = False
+    trials: int | None = None
+    """How many there will be, if known beforehand."""
 
 
 class GuidedSearch:
-    """Our search: the default first, then Optuna over the joint space, every other trial on the split that speeds call for."""
+    """Our search: the default first, a few openings, then in turn a step from the best plan so far and whatever Optuna
+    proposes over the joint space. All but every fourth trial take the split that the measured speeds call for. The last
+    trials of a budget measure the best plans once more: the fastest of many noisy trials owes part of it to luck.
+    """
 
     def __init__(
         self, bench: Bench, options: SearchOptions, storage: Path | None = None, *, name: str = "autotune"
@@ -148,29 +159,58 @@ class GuidedSearch:
         self._bench, self._options, self._storage = bench, options, storage
         self._default = DefaultDdp(bench)
         self._engine: Search | None = None
+        self._space = bench.space((1.0,) * len(bench.cluster.devices), allow_lossy=options.allow_lossy)
         self.name = name
         self.is_lossless = not options.allow_lossy
 
     def propose(self, records: Sequence[TrialRecord]) -> Proposal | None:
         if (first := self._default.propose(records)) is not None:
             return first
-        engine = self._engine = self._engine or self._open(records)
-        num_searched = sum(record.role is Role.SEARCH for record in records)
-        if self._options.sampler != "random" and num_searched % 2 == 0 and (costs := fit_costs(records)) is not None:
-            engine.enqueue_split(balanced(costs, self._bench.info.global_batch, self._bench.limits))
-        return engine.ask()
+        if (doubtful := self._doubtful(records)) is not None:
+            return Proposal(plan=doubtful)
+        if self._engine is None:
+            self._engine, self._space = self._open(records)
+        costs = fit_costs(records)
+        if self._options.sampler != "random" and costs is not None:
+            self._guide(
+                self._engine, self._space, records, balanced(costs, self._space.global_batch, self._space.limits)
+            )
+        return self._engine.ask()
+
+    def _guide(self, engine: Search, space: Space, records: Sequence[TrialRecord], samples: tuple[int, ...]) -> None:
+        """Queue the next trial's split, and its other knobs where experience has something to say."""
+        searched = [record for record in records if record.role is Role.SEARCH]
+        first, best = openings(space), fastest(searched)
+        if len(searched) < len(first):
+            engine.enqueue(samples, first[len(searched)])
+        elif len(searched) % 2 and best is not None:
+            measured = {record.plan.fingerprint() for record in records}
+            near = [space.tilts(samples) | knobs for knobs in neighbours(best.plan, space)]
+            engine.enqueue(samples, next((p for p in near if space.plan(p).fingerprint() not in measured), None))
+        elif len(searched) % 4:
+            engine.enqueue(samples)
+
+    def _doubtful(self, records: Sequence[TrialRecord]) -> Plan | None:
+        """Near the end of the budget: of the best plans, the one that was measured least."""
+        trials = self._options.trials
+        left = None if trials is None else trials - sum(record.role is Role.SEARCH for record in records)
+        if trials is None or trials < _CONFIRM_FROM or left is None or left > _CONFIRMED:
+            return None
+        best = [record.plan for record in by_speed(records)[:_CONFIRMED]]
+        counts = Counter(record.plan.fingerprint() for record in records)
+        return min(best, key=lambda plan: counts[plan.fingerprint()], default=None)
 
     def heard(self, record: TrialRecord) -> None:
-        if record.role is Role.SEARCH:
+        if record.search_number is not None:
             assert self._engine is not None
             self._engine.tell(record)
 
-    def _open(self, records: Sequence[TrialRecord]) -> Search:
+    def _open(self, records: Sequence[TrialRecord]) -> tuple[Search, Space]:
         from autotune.search.study import Search  # noqa: PLC0415 - Optuna is rank 0's alone
 
         options = self._options
         space = self._bench.space(reference_speeds(self._bench, records), allow_lossy=options.allow_lossy)
-        return Search(self._storage, space, records, sampler=options.sampler, seed=options.seed)
+        return Search(self._storage, space, records, sampler=options.sampler, seed=options.seed), space
 
 
 def reference_speeds(bench: Bench, records: Sequence[TrialRecord]) -> tuple[float, ...]:

@@ -8,6 +8,7 @@ the whole batch.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -129,9 +130,14 @@ def share_initial_values(model: nn.Module, group: dist.ProcessGroup) -> None:
     """Every rank starts from rank 0's parameters and buffers, as with DDP: a model need not follow from the seed."""
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = 0, 0
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            group.broadcast([tensor.detach()], options).wait()
+    alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
+    for tensor in (*model.parameters(), *model.buffers()):
+        alike[tensor.dtype, tensor.device].append(tensor.detach())
+    for tensors in alike.values():  # one message for all of a kind: each message waits for the slowest link anew
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        group.broadcast([flat], options).wait()
+        for tensor, values in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(values.view_as(tensor))
 
 
 def assign_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:

@@ -1,4 +1,4 @@
-"""What the measured trials say about each rank's speed, and the split that follows.
+"""What the measured trials say about each rank's speed, the split that follows, and which knobs to try first.
 
 DBS (arXiv 2007.11831) moves samples in proportion to speed once per epoch. Here every finished trial adds a point
 (samples, compute time) per rank, a line a_i + c_i·b through them is fitted, and the split with the smallest slowest-rank
@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean, median
+from typing import Any
 
+from autotune.space import MIN_BUCKET_LOG2, Space
 from results.record import RankResult, TrialRecord
+from workloads.plan import Plan
 from workloads.split import RankCost
 
 
@@ -48,3 +51,26 @@ def relative_speeds(costs: Sequence[RankCost], samples: Sequence[int]) -> tuple[
         max(b, 1) / (cost.fixed_s + cost.per_sample_s * max(b, 1)) for cost, b in zip(costs, samples, strict=True)
     ]
     return tuple(speed / max(speeds) for speed in speeds)
+
+
+def openings(space: Space) -> list[dict[str, Any]]:
+    """What to try first: the narrowest codec allowed, middling buckets, every transport once."""
+    codec = "fp16" if "fp16" in space.codecs else space.codecs[0]
+    middle, small = min(20, space.max_bucket_log2), min(18, space.max_bucket_log2)
+    first, *others = space.transports
+    points = [(middle, first), *((small, transport) for transport in others), (small, first)]
+    return [{"bucket_log2": bucket, "codec": codec, "transport": transport} for bucket, transport in points]
+
+
+def neighbours(plan: Plan, space: Space) -> list[dict[str, Any]]:
+    """The knobs of a plan with one of them a step away: half and double the bucket, then the other choices."""
+    bucket_log2 = min(max(plan.comm.bucket_bytes.bit_length() - 1, MIN_BUCKET_LOG2), space.max_bucket_log2)
+    here: dict[str, Any] = {
+        "bucket_log2": bucket_log2,
+        "codec": plan.compression.codec,
+        "transport": plan.comm.transport,
+    }
+    near = [here | {"bucket_log2": bucket_log2 + step} for step in (-1, 1, -2, 2)]
+    near += [here | {"codec": codec} for codec in space.codecs if codec != here["codec"]]
+    near += [here | {"transport": transport} for transport in space.transports if transport != here["transport"]]
+    return [here, *(knobs for knobs in near if MIN_BUCKET_LOG2 <= knobs["bucket_log2"] <= space.max_bucket_log2)]

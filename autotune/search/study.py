@@ -8,8 +8,9 @@ again, and a lost file is rebuilt. A point whose plan has been measured already 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -41,9 +42,9 @@ class Search:
         self._study.sampler = _make_sampler(sampler, seed + len(self._study.trials))
         self._asked: dict[int, optuna.Trial] = {}
 
-    def enqueue_split(self, samples: Sequence[int]) -> None:
-        """Propose this split next; the sampler chooses the other knobs."""
-        self._study.enqueue_trial(self._space.tilts(samples))
+    def enqueue(self, samples: Sequence[int], knobs: Mapping[str, Any] | None = None) -> None:
+        """Propose this split and these knobs next; the sampler chooses the rest."""
+        self._study.enqueue_trial(self._space.tilts(samples) | dict(knobs or {}))
 
     def ask(self) -> Proposal | None:
         """The next plan that has not been measured yet; None when the space seems used up."""

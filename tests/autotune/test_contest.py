@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.contest import Entry, contenders, entries, fastest, reverted
+from autotune.contest import Entry, by_speed, contenders, entries, fastest, reverted
 from autotune.runtime.crew import Measurement
 from results.record import AGAIN, BEST, DDP_DEFAULT, DDP_TUNED, Role, TrialState
 from tests.results import sample
@@ -17,9 +17,11 @@ DEFAULT = default_plan(sample.EVEN)
 
 
 def test_the_fastest_trial_is_the_one_with_the_least_median_step() -> None:
-    quickest = fastest(sample.records())
+    steps_s = (0.3, 0.21, 0.4)
+    records = [sample.trial(i, Role.SEARCH, sample.plan(bucket_bytes=MIB << i), s) for i, s in enumerate(steps_s)]
+    quickest = fastest(records)
     assert quickest is not None
-    assert quickest.step_s == min(record.step_s for record in sample.records() if record.step_s is not None)
+    assert quickest.number == 1
 
 
 def test_the_fastest_trial_may_be_asked_for_by_role() -> None:
@@ -36,6 +38,16 @@ def test_a_trial_without_a_step_time_is_never_the_fastest(state: TrialState) -> 
     found = fastest([failed, sample.trial(1, Role.SEARCH, sample.plan(), 9.0)])
     assert found is not None
     assert found.number == 1
+
+
+def test_a_plan_measured_twice_counts_with_all_its_steps() -> None:
+    lucky, steady = sample.plan(bucket_bytes=MIB), sample.plan(bucket_bytes=2 * MIB)
+    records = [
+        sample.trial(0, Role.SEARCH, lucky, 0.20),
+        sample.trial(1, Role.SEARCH, steady, 0.22),
+        sample.trial(2, Role.SEARCH, lucky, 0.30),
+    ]
+    assert [record.number for record in by_speed(records)] == [1, 0]
 
 
 # --- entries -----------------------------------------------------------------------------------------------------------

@@ -132,6 +132,14 @@ def test_our_search_starts_with_the_default_and_finds_the_balanced_split_at_once
     assert min(step_s(record.plan) for record in records) < step_s(records[0].plan) / 2
 
 
+def test_the_last_trials_of_a_budget_measure_the_best_plans_again() -> None:
+    records = run(GuidedSearch(make_bench(), SearchOptions(trials=9)), 12)[:10]
+    fingerprints = [record.plan.fingerprint() for record in records]
+    assert len(set(fingerprints[:8])) == 8
+    best = sorted(records[:8], key=lambda record: step_s(record.plan))[:2]
+    assert set(fingerprints[8:]) == {record.plan.fingerprint() for record in best}
+
+
 def test_a_plain_study_begins_with_even_shares_and_uses_ddp_only() -> None:
     records = run(PlainOptuna(make_bench(), seed=0), 8)
     assert records[0].plan.batch.samples == (16,) * 4

@@ -184,7 +184,7 @@ WANTED = (45, 19)
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_a_queued_split_is_proposed_next_with_knobs_of_the_samplers_choice(db: Path, sampler: str) -> None:
     search = open_search(db, sampler=sampler)
-    search.enqueue_split(WANTED)
+    search.enqueue(WANTED)
     proposal = ask(search)
     assert proposal.plan.batch.samples == WANTED
     assert set(proposal.params) == {knob.name for knob in SPACE.knobs()}
@@ -193,27 +193,27 @@ def test_a_queued_split_is_proposed_next_with_knobs_of_the_samplers_choice(db: P
 def test_splits_are_proposed_in_the_order_they_were_queued(db: Path) -> None:
     search, records = open_search(db), []
     for samples in (WANTED, (40, 24)):
-        search.enqueue_split(samples)
+        search.enqueue(samples)
     assert [record.plan.batch.samples for record in go_on(search, records, 2)] == [WANTED, (40, 24)]
 
 
 def test_a_split_queued_again_and_again_still_brings_new_plans(db: Path) -> None:
     search, records = open_search(db), []
     for _ in range(4):
-        search.enqueue_split(WANTED)
+        search.enqueue(WANTED)
         go_on(search, records, 1)
     assert len({record.plan.fingerprint() for record in records}) == 4
     assert OptunaState.WAITING not in states(search)
 
 
 def test_a_queued_split_survives_a_kill(db: Path) -> None:
-    open_search(db).enqueue_split(WANTED)
+    open_search(db).enqueue(WANTED)
     assert ask(open_search(db)).plan.batch.samples == WANTED
 
 
 def test_a_job_of_one_rank_may_queue_its_only_split(db: Path) -> None:
     search = open_search(db, space=TINY)
-    search.enqueue_split((4,))
+    search.enqueue((4,))
     assert ask(search).plan.batch.samples == (4,)
 
 
