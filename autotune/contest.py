@@ -1,6 +1,6 @@
 """The comparison that ends a sweep: plans in turn within one job, so that what disturbs the machine disturbs all.
 
-The default runs first and again last in each round, which shows the noise. DDP tuned by hand is the peer to beat. The
+The default takes part twice, which shows the noise. DDP tuned by hand is the peer to beat. The
 best plan also runs with one knob at a time put back to the default: what it loses is what the knob was worth.
 """
 

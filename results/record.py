@@ -115,7 +115,7 @@ class Comparison:
     """Plans measured in turn within one job, so that whatever disturbs the machine disturbs all of them."""
 
     contenders: tuple[Contender, ...]
-    """The first is the baseline; it also runs last as DDP_DEFAULT + AGAIN, which shows the noise."""
+    """The first is the baseline; it takes part twice, as DDP_DEFAULT + AGAIN too, which shows the noise."""
     steps_per_round: int
     schema: int = SCHEMA
 

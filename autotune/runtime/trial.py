@@ -7,6 +7,7 @@ fail in turn, and all ranks meet again at the end of the trial.
 from __future__ import annotations
 
 import gc
+import random
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -83,7 +84,11 @@ class RankRunner:
         return self._guarded(measure, [plan], effort.timeout_s)[0]
 
     def contest(self, plans: Sequence[Plan], rounds: int, effort: Effort) -> list[RankOutcome]:
-        """Measure several plans in turn, `rounds` times; an outcome's steps_s holds the mean step of each round."""
+        """Measure several plans in turn, `rounds` times; an outcome's steps_s holds the mean step of each round.
+
+        The order is drawn anew for each round, the same on every rank: whoever ran before leaves its mark on caches and
+        connections, and no plan should always follow the same one.
+        """
 
         def measure(trainers: list[Trainer], deadline: float) -> list[RankOutcome]:
             for trainer in trainers:
@@ -91,9 +96,9 @@ class RankRunner:
             all_steps: list[list[Step]] = [[] for _ in plans]
             cpu_s = [0.0 for _ in plans]
             means: list[list[float]] = [[] for _ in plans]
-            for _ in range(rounds):
-                for index, trainer in enumerate(trainers):
-                    used_s, steps = _run(trainer, effort.steps, deadline)
+            for number in range(rounds):
+                for index in random.Random(number).sample(range(len(plans)), len(plans)):  # noqa: S311 - no secret
+                    used_s, steps = _run(trainers[index], effort.steps, deadline)
                     cpu_s[index] += used_s / rounds
                     all_steps[index] += steps
                     means[index].append(fmean(step.total_s for step in steps))

@@ -206,14 +206,32 @@ def test_a_lab_in_use_is_not_replaced(cluster: Path) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.slow
-def test_a_sweep_runs_over_the_labs_network(cluster: Path, tmp_path: Path) -> None:
-    manage.up(lab_of(load_cluster(str(cluster)), "ta"))
+def test_a_sweep_and_a_replayed_trace_run_over_the_labs_network(cluster: Path, tmp_path: Path) -> None:
+    lab = lab_of(load_cluster(str(cluster)), "ta")
+    manage.up(lab)
     sweep = ("sweep", "--workload", "mlp-tiny", "--cluster", str(cluster), "--trials", "1", "--rounds", "1", "--json")
     job = (sys.executable, "-m", "autotune", *sweep, "--results", str(tmp_path / "results"))
     done = autotune("lab", "run", "--name", "ta", "--", *job, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["label"], report["cluster"], report["num_ranks"]) == ("lab", "two", 2)
+    (tmp_path / "dip.toml").write_text('[[change]]\nat = 4\nhost = "beta"\nbandwidth = "1 Mbit/s"\n')
+    train = ("train", "--workload", "mlp-tiny", "--cluster", str(cluster), "--steps", "8", "--rounds", "1", "--json")
+    replayed = (
+        sys.executable,
+        "-m",
+        "autotune",
+        *train,
+        "--replay",
+        "dip.toml",
+        "--results",
+        str(tmp_path / "results"),
+    )
+    done = autotune("lab", "run", "--name", "ta", "--", *replayed, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    before, during = json.loads(done.stdout)["stretches"]
+    assert during["step_s"] > 5 * before["step_s"]
+    assert bandwidth(lab, lab.hosts[1], lab.hosts[0], 16_000_000) == pytest.approx(50e6, rel=0.05), "put back"
 
 
 def test_what_cannot_be_is_refused(cluster: Path) -> None:
