@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 import nox
+from nox.command import CommandFailed
 
 nox.options.default_venv_backend = "none"
 nox.options.sessions = ["lint", "types", "tests"]
 
 ENVIRONMENT = Path(".nox") / "autotune"
 """All sessions share one environment, so that torch is installed once."""
+PROGRAM = str(ENVIRONMENT.absolute() / "bin" / "autotune")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 PUBLISHED = {
     "vgg-mixed4": "--ranks 4 --workload vgg --cluster mixed4 --trials 20",
@@ -30,7 +32,7 @@ WORKLOADS = ("vgg", "gpt", "resnet")
 RACE = {"mixed4": WORKLOADS, "slow-link4": WORKLOADS, "mixed-both4": WORKLOADS}
 """Mixed speeds, mixed links, both; each made a lab."""
 RACE_QUICK = {"mixed4": ("vgg",)}
-RACE_EFFORT = ["--trials", "10", "--warmup", "2", "--steps", "4", "--rounds", "10"]
+RACE_EFFORT = ["--trials", "10", "--warmup", "2", "--steps", "3", "--rounds", "8"]
 
 
 def install(session: nox.Session) -> None:
@@ -90,22 +92,44 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Benchmarks of our own machinery, by pytest-benchmark."""
+    """Benchmarks of our own machinery, by pytest-benchmark; the last two are kept for `autotune compare`."""
     install(session)
-    run(session, "pytest", "tests/benchmarks", "--benchmark-only", *session.posargs)
+    latest = Path("results") / "data" / "bench" / "latest.json"
+    latest.parent.mkdir(parents=True, exist_ok=True)
+    if latest.exists():
+        latest.replace(latest.with_name("previous.json"))
+    run(session, "pytest", "tests/benchmarks", "--benchmark-only", f"--benchmark-json={latest}", *session.posargs)
+
+
+@nox.session
+def compare(session: nox.Session) -> None:
+    """Two git revisions in turn: `-- REV_A REV_B [WORKLOAD CLUSTER]`; exit code 4 if B is slower beyond noise."""
+    install(session)
+    try:
+        run(session, "python", "-m", "tests.benchmarks.revisions", *session.posargs)
+    except CommandFailed as failed:  # nox itself would make it 1
+        raise SystemExit(failed.return_code or 1) from failed
+
+
+@nox.session
+def aa(session: nox.Session) -> None:
+    """How often comparisons raise false alarms and miss slow-downs (about 20 minutes); `-- again`: of the kept runs."""
+    install(session)
+    if session.posargs != ["again"]:
+        run(session, "python", "-m", "tests.benchmarks.aa_runs")
+    run(session, "python", "-m", "tests.benchmarks.aa_experiment", "results/published/compare", "docs/measuring.md")
 
 
 @nox.session
 def publish(session: nox.Session) -> None:
     """Measure again what the README claims (about 15 minutes on a quiet machine), or only the files named."""
     install(session)
-    autotune = str(ENVIRONMENT.absolute() / "bin" / "autotune")
     for name in session.posargs or PUBLISHED:
         kept = Path(session.create_tmp()) / name
         shutil.rmtree(kept, ignore_errors=True)
         run(session, "autotune", "sweep", *PUBLISHED[name].split(), "--quiet", "--results", str(kept))
         with (Path("results") / "published" / f"{name}.json").open("w") as file:
-            session.run(autotune, "report", "--json", "--results", str(kept), external=True, stdout=file)
+            session.run(PROGRAM, "report", "--json", "--results", str(kept), external=True, stdout=file)
     run(session, "python", "-m", "results.published_table", "README.md")
 
 
@@ -120,14 +144,14 @@ def race(session: nox.Session) -> None:
         try:
             for workload in workloads:
                 chosen = ["--workload", workload, "--cluster", mix, *RACE_EFFORT, "--results", str(kept), "--quiet"]
-                run(session, "autotune", "lab", "run", "--name", "race", "--", "autotune", "race", *chosen)
+                run(session, "autotune", "lab", "run", "--name", "race", "--", PROGRAM, "race", *chosen)
         finally:
             run(session, "autotune", "lab", "down", "--name", "race")
     if not quick:
         for workload in WORKLOADS:  # nothing paced, nothing shaped: no sleep can hide our own cost
             chosen = ["--workload", workload, "--cluster", "this-machine", *RACE_EFFORT, "--results", str(kept)]
             run(session, "autotune", "race", "--ranks", "2", *chosen, "--quiet")
-        run(session, "python", "-m", "results.race_table", "README.md")
+        run(session, "python", "-m", "results.race_table", "README.md", "docs/race.md")
 
 
 @nox.session
@@ -136,3 +160,22 @@ def agreement(session: nox.Session) -> None:
     install(session)
     session.env["AUTOTUNE_PUBLISH"] = "1"
     run(session, "pytest", "tests/lab/test_agreement.py", "-m", "slow")
+
+
+@nox.session
+def profile(session: nox.Session) -> None:
+    """Are the links that a profile finds those that were emulated, and those of a lab? (needs root, about four minutes)"""
+    install(session)
+    session.env["AUTOTUNE_PUBLISH"] = "1"
+    run(session, "pytest", "tests/mpi/test_profile.py", "tests/lab/test_profile.py", "-m", "slow", "-k", "percent")
+
+
+@nox.session
+def tracing_cost(session: nox.Session) -> None:
+    """What tracing, counters and torch.profiler cost a step, in turn within one job (about two minutes)."""
+    install(session)
+    program = "tests/benchmarks/programs/tracing_cost.py"
+    kept = Path("results") / "published" / "tracing-cost" / "vgg.json"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    flags = ["--bind-to", "none", "--allow-run-as-root", "-n", "2"]
+    run(session, "mpirun", *flags, str(ENVIRONMENT.absolute() / "bin" / "python"), program, "--json", str(kept))

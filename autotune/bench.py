@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar, cast
@@ -21,6 +22,7 @@ from autotune.runtime.data import Batches
 from autotune.runtime.groups import Groups
 from autotune.runtime.memory import sample_cap
 from autotune.runtime.replay import Replay, lab_surroundings
+from autotune.runtime.tracing import ClockOffset
 from autotune.runtime.trainer import Seat
 from autotune.runtime.trial import RankRunner
 from autotune.simulate.limit import stated_sample_s, step_limit
@@ -61,6 +63,8 @@ class Bench:
     info: WorkloadInfo
     graph: OpGraph
     cluster: Cluster
+    groups: Groups
+    seat: Seat
     runner: RankRunner
     crew: Crew
     limits: Bounds
@@ -134,9 +138,12 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> Bench:
         device=cluster.devices[rank],
         torch_device=torch_device,
         graph=graph if cluster.is_emulated else None,
+        is_first_of_host=_first_of_host(control),
         replay=agreed(control, lambda: _replay(changing, groups, rank)),
     )
-    runner = RankRunner(workload, groups, seat, seed=job.seed)
+    ahead_s, error_s = control.clock_offset()
+    clock = ClockOffset(ahead_s=ahead_s, error_s=error_s)
+    runner = RankRunner(workload, groups, seat, seed=job.seed, clock=clock)
     gc.freeze()  # what is there now stays: collecting after each trial need not look at it
     on_gpu = all(control.share(torch_device.type == "cuda"))
     return Bench(
@@ -144,6 +151,8 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> Bench:
         info=info,
         graph=graph,
         cluster=cluster,
+        groups=groups,
+        seat=seat,
         runner=runner,
         crew=Crew(control, runner),
         limits=limits,
@@ -175,6 +184,11 @@ def _limits(workload: Workload, graph: OpGraph, cluster: Cluster) -> Bounds:
     limits = bounds(len(cluster.devices), total, minimum=workload.min_samples, caps=caps)
     limits.check(total)
     return limits
+
+
+def _first_of_host(control: Control) -> bool:
+    names = control.share(socket.gethostname())
+    return names.index(names[control.rank]) == control.rank
 
 
 def _replay(changing: ChangingMix | None, groups: Groups, rank: int) -> Replay | None:

@@ -61,8 +61,10 @@ def build_parser() -> argparse.ArgumentParser:
     _add_sweep(commands)
     _add_train(commands)
     _add_race(commands)
+    _add_profile(commands)
     _add_best(commands)
     _add_report(commands)
+    _add_compare(commands)
     _add_lab(commands)
     return parser
 
@@ -104,6 +106,10 @@ def _job_options(parser: argparse.ArgumentParser, *, several_clusters: bool) -> 
     parser.add_argument(
         "--timeout", type=float, default=120.0, metavar="S", help="time limit of one trial in seconds (default 120)"
     )
+
+
+def _trace_option(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--trace", type=Path, metavar="FILE", help=f"write {what}, for ui.perfetto.dev")
 
 
 def _add_doctor(commands: Any) -> None:
@@ -148,6 +154,7 @@ def _add_train(commands: Any) -> None:
         metavar="NAME|FILE.toml",
         help=f"a trace of changing bandwidths and speeds: {', '.join(trace_names())}; or your own",
     )
+    _trace_option(parser, "one step of all ranks, with torch's ops and device counters")
     parser.set_defaults(run=_run_train)
 
 
@@ -163,6 +170,16 @@ def _add_race(commands: Any) -> None:
     parser.set_defaults(run=_run_race)
 
 
+def _add_profile(commands: Any) -> None:
+    text = "measure what each op, link and collective costs, and keep it for predictions (run it under mpirun)"
+    parser = _common(commands, "profile", text)
+    _job_options(parser, several_clusters=False)
+    parser.add_argument(
+        "--transports", default="gloo,mpi", metavar="LIST", help="transports to measure (default gloo,mpi)"
+    )
+    parser.set_defaults(run=_run_profile)
+
+
 def _add_best(commands: Any) -> None:
     parser = _common(commands, "best", "the plans kept for reuse")
     parser.add_argument("--workload", metavar="NAME", help="only this workload's")
@@ -174,7 +191,17 @@ def _add_best(commands: Any) -> None:
 def _add_report(commands: Any) -> None:
     parser = _common(commands, "report", "show a study's report again (the latest, if none is named)")
     parser.add_argument("study", nargs="?", metavar="STUDY")
+    _trace_option(parser, "the traced step of the best plan (or of --trial)")
+    parser.add_argument("--trial", type=int, metavar="N", help="with --trace: the trial to write, by its number")
     parser.set_defaults(run=_run_report)
+
+
+def _add_compare(commands: Any) -> None:
+    text = "is B slower than A, beyond noise? Exit code 4 if anything in both is"
+    parser = _common(commands, "compare", text)
+    parser.add_argument("before", metavar="A", help="a study, or a file: comparison, race, report, benchmarks, runs")
+    parser.add_argument("after", metavar="B", help="the same kind, measured later")
+    parser.set_defaults(run=_run_compare)
 
 
 def _add_lab(commands: Any) -> None:
@@ -236,7 +263,11 @@ def _run_train(options: argparse.Namespace, arguments: list[str]) -> int:
     from autotune.launched import run_train  # noqa: PLC0415
 
     job = dataclasses.replace(
-        _job(options, arguments), plan=options.plan, train_steps=options.steps, replay=options.replay
+        _job(options, arguments),
+        plan=options.plan,
+        train_steps=options.steps,
+        replay=options.replay,
+        trace=options.trace,
     )
     return run_train(job, options.ranks, arguments, as_json=options.json, quiet=options.quiet)
 
@@ -248,6 +279,13 @@ def _run_race(options: argparse.Namespace, arguments: list[str]) -> int:
         _job(options, arguments), trials=options.trials, warmup=options.warmup, steps=options.steps
     )
     return run_race(job, options.ranks, arguments, as_json=options.json, quiet=options.quiet)
+
+
+def _run_profile(options: argparse.Namespace, arguments: list[str]) -> int:
+    from autotune.launched import run_profile  # noqa: PLC0415
+
+    job = dataclasses.replace(_job(options, arguments), transports=_names(options.transports))
+    return run_profile(job, options.ranks, arguments, as_json=options.json, quiet=options.quiet)
 
 
 def _run_doctor(options: argparse.Namespace, _arguments: list[str]) -> int:
@@ -266,7 +304,14 @@ def _run_best(options: argparse.Namespace, _arguments: list[str]) -> int:
 def _run_report(options: argparse.Namespace, _arguments: list[str]) -> int:
     from autotune.commands import report  # noqa: PLC0415
 
-    return report(options.results or default_results(), options.study, as_json=options.json)
+    results = options.results or default_results()
+    return report(results, options.study, options.trace, options.trial, as_json=options.json)
+
+
+def _run_compare(options: argparse.Namespace, _arguments: list[str]) -> int:
+    from autotune.commands import compare  # noqa: PLC0415
+
+    return compare(options.results or default_results(), options.before, options.after, as_json=options.json)
 
 
 def _run_lab(options: argparse.Namespace, _arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""The commands that need no MPI job: doctor, best, report. None of them loads torch, mpi4py or Optuna."""
+"""The commands that need no MPI job: doctor, best, report, compare. None of them loads torch, mpi4py or Optuna."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from autotune.terminal import STDOUT, is_terminal, terminal_width
+from profilers.perfetto import write_trace
 from results.best import all_best, best_path
+from results.compare import compare_sides
 from results.report import build_report
+from results.series_file import read_side
 from results.store import StudyStore, find_studies, write_json
 from workloads.errors import SpecError
 from workloads.serial import to_data
+
+REGRESSION = 4
+"""The exit code that says that something became slower."""
 
 
 def doctor(results: Path, num_ranks: int, *, as_json: bool) -> int:
@@ -58,9 +64,12 @@ def best(results: Path, workload: str | None, cluster: str | None, export: Path 
     return 0
 
 
-def report(results: Path, study: str | None, *, as_json: bool) -> int:
-    """Show what a study has found so far."""
-    reports = [_report(results, store) for store in find_studies(results, study)]
+def report(results: Path, study: str | None, trace: Path | None, trial: int | None, *, as_json: bool) -> int:
+    """Show what a study has found so far; write the trace of one of its trials, if asked."""
+    stores = find_studies(results, study)
+    reports = [_report(results, store) for store in stores]
+    if trace is not None:
+        _write_trace(stores, reports, trace, trial)
     if as_json:
         _write([to_data(entry) for entry in reports] if len(reports) > 1 else to_data(reports[0]))
         return 0
@@ -72,6 +81,32 @@ def report(results: Path, study: str | None, *, as_json: bool) -> int:
     if len(reports) > 1:
         show_ranking(console, reports)
     return 0
+
+
+def compare(results: Path, before: str, after: str, *, as_json: bool) -> int:
+    """Exit code 4 if anything that both sides measured became slower beyond noise."""
+    changes = compare_sides(read_side(before, results), read_side(after, results))
+    if as_json:
+        _write(to_data(changes))
+    else:
+        from results.compare_console import show_changes  # noqa: PLC0415
+
+        show_changes(_console(), changes)
+    return REGRESSION if changes.regressions else 0
+
+
+def _write_trace(stores: list[StudyStore], reports: list[Any], trace: Path, trial: int | None) -> None:
+    if len(stores) > 1:
+        mixes = ", ".join(store.folder.name for store in stores)
+        raise SpecError(
+            f"--trace writes one trial but the study has several mixes ({mixes}): sweep one under a --study name"
+        )
+    best = reports[0].best
+    if trial is None and best is not None:
+        trial = next((row.number for row in reports[0].trials if row.plan == best.plan), None)
+    if trial is None:
+        raise SpecError("--trace: the study has no finished trial to write")
+    write_trace(stores[0].timeline(trial), trace)
 
 
 def _report(results: Path, store: StudyStore) -> Any:

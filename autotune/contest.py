@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean
 
 from autotune.runtime.crew import Measurement
 from results.record import AGAIN, BEST, DDP_DEFAULT, DDP_TUNED, Contender, Role, TrialRecord
@@ -32,12 +32,15 @@ def fastest(records: Sequence[TrialRecord], *roles: Role) -> TrialRecord | None:
 
 
 def by_speed(records: Sequence[TrialRecord], *roles: Role) -> list[TrialRecord]:
-    """The first trial of each plan that ran, fastest plan first; a plan measured more than once counts with all its steps."""
+    """The first trial of each plan that ran, fastest plan first, by the mean over all steps of all its trials.
+
+    The mean, because it is what training takes: a plan that is quick in most steps and stumbles in some must not win.
+    """
     trials: dict[str, list[TrialRecord]] = {}
     for record in records:
         if record.step_s is not None and (not roles or record.role in roles):
             trials.setdefault(record.plan.fingerprint(), []).append(record)
-    pooled = {key: median(step for record in same for step in record.steps_s) for key, same in trials.items()}
+    pooled = {key: fmean(step for record in same for step in record.steps_s) for key, same in trials.items()}
     return [trials[key][0] for key in sorted(trials, key=lambda key: pooled[key])]
 
 

@@ -46,6 +46,8 @@ class Job:
     rounds: int = 10
     plan: str = "best"
     train_steps: int = 100
+    trace: Path | None = None
+    """Where to write the trace of one step, for ui.perfetto.dev."""
     replay: str | None = None
     """A trace to replay while the job runs, by name or file."""
 

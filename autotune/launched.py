@@ -98,6 +98,28 @@ def run_race(job: Job, num_ranks: int | None, arguments: list[str], *, as_json: 
     return run_on_ranks(job, num_ranks, arguments, body)
 
 
+def run_profile(job: Job, num_ranks: int | None, arguments: list[str], *, as_json: bool, quiet: bool) -> int:
+    """`autotune profile` on this rank."""
+
+    def body(clusters: tuple[Cluster, ...], control: Control) -> None:
+        from autotune.profile import profile  # noqa: PLC0415 - loads torch, after the door
+        from results.profile_console import show_profile  # noqa: PLC0415
+        from results.profile_file import save_profile  # noqa: PLC0415
+        from results.progress import SweepProgress  # noqa: PLC0415
+
+        with SweepProgress(_console(STDERR, quiet=quiet or not control.is_leader)) as progress:
+            result = profile(job, clusters[0], control, progress.phase)
+        if result is None:
+            return
+        path = save_profile(job.results, result)
+        if as_json:
+            _write_json(to_data(result))
+        else:
+            show_profile(_console(STDOUT), result, path)
+
+    return run_on_ranks(job, num_ranks, arguments, body)
+
+
 def run_on_ranks(job: Job, num_ranks: int | None, arguments: list[str], body: Body) -> int:
     """Start mpirun if asked to; otherwise be one rank of the job. The exit code of this rank."""
     if num_ranks is not None and launched_ranks() is None:
@@ -106,6 +128,7 @@ def run_on_ranks(job: Job, num_ranks: int | None, arguments: list[str], body: Bo
         sys.stderr.write(f"+ {shlex.join(command)}\n")
         become(command)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # torch.profiler reports its own start and stop otherwise
     control = start_control()
     _tell_when_interrupted(control)
     try:

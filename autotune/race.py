@@ -66,7 +66,7 @@ def race(job: Job, cluster: Cluster, control: Control, watcher: Watcher) -> Race
 def lead_race(job: Job, bench: Bench, watcher: Watcher) -> Race:
     """Rank 0's part: everybody tunes, then the plans they chose are compared."""
     lanes = [_Lane(tuner=tuner) for tuner in entrants(bench, trials=job.trials, seed=job.seed)]
-    effort = Effort(warmup=job.warmup, steps=job.steps or _STEPS, timeout_s=job.timeout_s)
+    effort = Effort(warmup=job.warmup, steps=job.steps or _STEPS, timeout_s=job.timeout_s, traced=False)
     watcher.start(1 + job.trials * (len(lanes) - 1), f"race: {bench.info.name} on {bench.cluster.name}")
     tune(lanes, bench, effort, job.trials, watcher)
     return Race(

@@ -19,6 +19,7 @@ from autotune.job import Job
 from autotune.runtime.crew import LostRankError, Measurement
 from autotune.runtime.trial import Effort
 from autotune.space import Proposal
+from profilers.breakdown import break_down
 from results.environment import describe_environment
 from results.record import StudyInfo, TrialRecord
 from results.store import StudyStore
@@ -26,6 +27,7 @@ from workloads.errors import SpecError
 
 _FEWEST_STEPS, _MOST_STEPS = 5, 100
 _TRIAL_S = 1.0
+_FASTEST_TRACED, _SLOWEST_TRACED = 5, 3
 
 
 class Watcher(Protocol):
@@ -137,15 +139,22 @@ def as_record(
         reason=measured.reason,
         steps_s=measured.steps_s,
         ranks=measured.ranks,
+        breakdown=break_down(measured.timeline) if measured.timeline.spans else None,
         started_at=started_at,
         duration_s=duration_s,
     )
 
 
 def _keep_timeline(study: Study, record: TrialRecord, measured: Measurement) -> None:
-    if measured.timeline.spans:
-        start_s = measured.timeline.spans[0].start_s
-        study.store.write_timeline(record.number, measured.timeline.shifted(-start_s))
+    """Of the fastest and the slowest few; a breakdown is in every record."""
+    if not measured.timeline.spans:
+        return
+    start_s = measured.timeline.spans[0].start_s
+    study.store.write_timeline(record.number, measured.timeline.shifted(-start_s))
+    ordered = [
+        record.number for record in sorted(study.records, key=lambda r: r.step_s or 0.0) if record.step_s is not None
+    ]
+    study.store.keep_timelines(ordered[:_FASTEST_TRACED] + ordered[_FASTEST_TRACED:][-_SLOWEST_TRACED:])
 
 
 def steps_for(seconds: float, records: Sequence[TrialRecord], *, fewest: int) -> int:

@@ -12,6 +12,8 @@ from autotune.job import Job, read_plan_file
 from autotune.runtime.control import Control
 from autotune.runtime.crew import follow
 from autotune.runtime.trial import Effort
+from profilers.breakdown import break_down, largest_costs
+from profilers.perfetto import write_trace
 from results.best import check_made_for, load_best
 from results.record import BestPlan, TrialState
 from results.stats import Ratio, speedup
@@ -49,8 +51,13 @@ def lead_training(job: Job, bench: Bench, on_step: Callable[[int], None]) -> Tra
     ratio = compare_with_default(bench, default, kept.plan, job.rounds, effort)
     begun = time.monotonic()
     limit_s = job.timeout_s + job.train_steps * _PATIENCE * kept.step_s
-    done = bench.crew.train(kept.plan, Effort(warmup=0, steps=job.train_steps, timeout_s=limit_s), on_step)
+    done = bench.crew.train(
+        kept.plan, Effort(warmup=0, steps=job.train_steps, timeout_s=limit_s), on_step, watched=job.trace is not None
+    )
     seconds = time.monotonic() - begun
+    breakdown = break_down(done.measured.timeline)
+    if job.trace is not None:
+        write_trace(done.measured.timeline, job.trace)
     return TrainingReport(
         workload=bench.info.name,
         cluster=bench.cluster.name,
@@ -65,6 +72,8 @@ def lead_training(job: Job, bench: Bench, on_step: Callable[[int], None]) -> Tra
         stretches=stretches(bench.changing, done.measured.steps_s),
         speedup=ratio,
         ranks=done.measured.ranks,
+        breakdown=breakdown,
+        costs=largest_costs(breakdown),
     )
 
 

@@ -29,7 +29,7 @@ HAND_BUCKETS_BYTES = (MIB // 4, MIB, 4 * MIB, 25 * MIB)
 """Bucket sizes tried for DDP with a proportional split: what a careful user would try by hand."""
 
 
-_CONFIRMED = 2
+_CONFIRMED = 3
 _CONFIRM_FROM = 8
 """A shorter search has no trials to spare for measuring twice."""
 

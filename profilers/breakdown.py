@@ -12,7 +12,7 @@ doing rather than a collective's.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 
 from profilers.activity import Activities, Activity, Stretch, checked_window, is_collective
@@ -64,7 +64,7 @@ class RankBreakdown(Parts):
     rank: int
     start_s: float
     end_s: float
-    waited_for_s: Mapping[int, float] = field(default_factory=dict)
+    waited_for_s: dict[int, float] = field(default_factory=dict)
     """Straggler waits by the rank that joined last."""
 
 
@@ -115,7 +115,7 @@ def _costs(rank: RankBreakdown, clock_error_s: float) -> Iterator[tuple[float, s
             yield seconds, f"{name} waits {{share}} of the step for rank {other}'s gradients"
     yield rank.exposed_s, f"{name} spends {{share}} of the step on communication that nothing hides"
     yield rank.data_s, f"{name} loads data for {{share}} of the step"
-    yield rank.other_wait_s, f"{name} waits {{share}} of the step for gradients whose collective was not recorded"
+    yield rank.other_wait_s, f"{name} is blocked for {{share}} of the step with no collective under way"
     yield rank.other_s - rank.other_wait_s, f"{name} does nothing that was recorded for {{share}} of the step"
 
 

@@ -14,11 +14,13 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from profilers.breakdown import Breakdown
+from results.breakdown_text import LEGEND, bars
 from results.record import TrialState
 from results.report import rank_mixes
 from results.report_data import SweepReport
 from results.report_tables import KNOBS, MIXES, RANKS, TRIALS, Column, Row, contest_columns, make_table
-from results.units import format_percent
+from results.units import format_ms, format_percent
 
 WIDTH = 100
 TOP_TRIALS = 8
@@ -66,6 +68,8 @@ def show_report(console: Console, report: SweepReport) -> None:
         _show_table(console, title, KNOBS, report.knobs)
     if report.ranks:
         _show_ranks(console, report)
+    if report.breakdown is not None:
+        show_breakdown(console, f"Where a step goes ({report.label}): best plan", report.breakdown, report.costs)
     if report.trials:
         _show_trials(console, report)
     _show_use(console, report)
@@ -79,6 +83,16 @@ def show_ranking(console: Console, reports: Sequence[SweepReport]) -> None:
     labels = ", ".join(sorted({row.label for row in rows}))
     _show_table(console, f"Device mixes for {reports[0].workload} ({labels}): fastest first", MIXES, rows)
     _notes(console, [f"{row.cluster}: {row.note}" for row in rows if row.note])
+
+
+def show_breakdown(console: Console, title: str, breakdown: Breakdown, costs: Sequence[str]) -> None:
+    """One traced step: a bar per rank, and what costs most."""
+    _title(console, f"{title}, one traced step of {format_ms(breakdown.step_s)} ms")
+    for line in bars(breakdown):
+        console.print(Text(line), soft_wrap=True)
+    _notes(console, [LEGEND])
+    for cost in costs:
+        console.print(Text(f"- {cost}"), soft_wrap=True)
 
 
 def _show_headline(console: Console, report: SweepReport) -> None:

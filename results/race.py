@@ -7,8 +7,10 @@ from statistics import median
 
 from results.record import AGAIN, DDP_TUNED, SCHEMA, Limit, RankResult, WorkloadInfo
 from results.stats import Ratio, speedup
+from results.units import format_shares
 from workloads.cluster import Cluster
 from workloads.plan import Plan
+from workloads.quantity import format_bytes
 
 DDP_TUNED_FP16 = "DDP tuned by hand, fp16 hook"
 OURS = "autotune"
@@ -120,20 +122,37 @@ def _steps_to_near_best(race: Race, entrant: Entrant) -> int | None:
 def why_no_faster(race: Race) -> list[str]:
     """For each of our plans that is no faster than hand-tuned DDP of its kind beyond noise: what was measured."""
     return [
-        _why(entrant, peer, ratio)
+        _why(race, entrant, peer, ratio)
         for name, peer_name in ((OURS, DDP_TUNED), (OURS_LOSSY, DDP_TUNED_FP16))
         if (entrant := race.find(name)) and (peer := race.find(peer_name))
         if (ratio := speedup(peer.rounds_s, entrant.rounds_s)).verdict != "faster"
     ]
 
 
-def _why(entrant: Entrant, peer: Entrant, ratio: Ratio) -> str:
-    parts = []
-    for who in (entrant, peer):
-        compute_s = max(rank.compute_s for rank in who.ranks)
-        wait_s = min(rank.wait_s for rank in who.ranks)
-        parts.append(
-            f"{who.name} computes for {compute_s * 1e3:.0f} ms on the slowest rank and every rank waits at least "
-            f"{wait_s * 1e3:.0f} ms for gradients"
-        )
-    return f"{ratio.value:.3f}x ({ratio.low:.3f}-{ratio.high:.3f}), {ratio.verdict}: {'; '.join(parts)}."
+def _why(race: Race, entrant: Entrant, peer: Entrant, ratio: Ratio) -> str:
+    """Compute and wait of both, and how long a ring keeps the tightest link busy: no split or bucket shortens that."""
+    spent = [
+        f"{who.name} ({_plan_words(who.plan)}) computes {_ms(max(rank.compute_s for rank in who.ranks))} ms on its "
+        f"slowest rank, and no rank waits less than {_ms(min(rank.wait_s for rank in who.ranks))} ms"
+        for who in (entrant, peer)
+    ]
+    ring_s = ring_time_s(race, entrant.plan)
+    ring = f" A ring of these gradients alone takes {_ms(ring_s)} ms on the tightest link." if ring_s else ""
+    return f"{ratio.value:.3f}x ({ratio.low:.3f}-{ratio.high:.3f}), {ratio.verdict}: {'; '.join(spent)}.{ring}"
+
+
+def ring_time_s(race: Race, plan: Plan) -> float:
+    """What a ring all-reduce of the gradients takes on the tightest link of the mix; 0 where no link is stated."""
+    links = [host.link for host in race.cluster.hosts if host.link is not None]
+    size = len(plan.batch.samples)
+    num_bytes = race.workload.param_bytes / (1 if plan.is_lossless else 2)
+    slowest = min((min(link.up_bytes_per_s, link.down_bytes_per_s) for link in links), default=0.0)
+    return 2 * (size - 1) / size * num_bytes / slowest if slowest and len(race.cluster.hosts) > 1 else 0.0
+
+
+def _plan_words(plan: Plan) -> str:
+    return f"{format_shares(plan.batch.samples)}, {format_bytes(plan.comm.bucket_bytes)} buckets, {plan.comm.transport}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f}"

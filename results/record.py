@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
+from profilers.breakdown import Breakdown
 from workloads.cluster import Cluster
 from workloads.plan import Plan
 
@@ -80,6 +81,8 @@ class TrialRecord:
     """Every measured step: the slowest rank's time."""
     ranks: tuple[RankResult, ...] = ()
     predicted: Prediction = field(default_factory=Prediction)
+    breakdown: Breakdown | None = None
+    """Where the time of one more step went, traced and not scored."""
     started_at: str = ""
     duration_s: float = 0.0
     schema: int = SCHEMA

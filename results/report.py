@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from statistics import median
 
+from profilers.breakdown import Breakdown, largest_costs
 from results import wording
 from results.compare import ratio, winner
 from results.record import (
@@ -42,6 +43,7 @@ def build_report(
     default, best = _from_contest(contest) if contest else _from_trials(info, records)
     gain, gain_interval = _gain(default, best)
     num_ranks = len(best.plan.batch.samples) if best else len(info.cluster.devices)
+    breakdown = _breakdown(records, best)
     report = SweepReport(
         study=info.name,
         workload=info.workload.name,
@@ -62,6 +64,8 @@ def build_report(
         steps_per_round=comparison.steps_per_round if comparison else 0,
         knobs=_knob_rows(contenders),
         ranks=_rank_rows(default, best),
+        breakdown=breakdown,
+        costs=largest_costs(breakdown) if breakdown else (),
         limit=info.limit,
         limit_part=_binding_part(info.limit) if info.limit else "",
         model_error=_model_error(records),
@@ -225,6 +229,12 @@ def _rank_rows(default: Standing | None, best: Standing | None) -> tuple[RankRow
         RankRow(rank=rank, device=devices[rank], default=theirs.get(rank), best=ours.get(rank))
         for rank in sorted(devices)
     )
+
+
+def _breakdown(records: Sequence[TrialRecord], best: Standing | None) -> Breakdown | None:
+    """That of the best plan's trial."""
+    traced = (r.breakdown for r in records if best and r.plan == best.plan and r.breakdown is not None)
+    return next(traced, None)
 
 
 def _binding_part(limit: Limit) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from profilers.breakdown import Breakdown
 from results.record import Limit, RankResult
 from results.stats import Ratio
 from workloads.plan import Plan
@@ -110,6 +111,10 @@ class SweepReport:
     steps_per_round: int
     knobs: tuple[KnobRow, ...]
     ranks: tuple[RankRow, ...]
+    breakdown: Breakdown | None
+    """Where the time of one traced step of the best plan went."""
+    costs: tuple[str, ...]
+    """The largest of its costs, in words."""
     limit: Limit | None
     limit_part: str
     """The part of the limit that binds: "compute", "network" or "path"; empty where the limit is unknown."""

@@ -4,7 +4,7 @@
                                 records.jsonl      one line per finished trial, written once, never changed
                                 comparison.json    the interleaved comparison that ended the sweep
                                 search.db          Optuna's own storage; rebuilt from the records if lost
-                                timelines/         spans of one step of each trial
+                                timelines/         spans of one step of the fastest and slowest trials
     <results>/best/<workload>@<cluster>.json       the plan to reuse
 
 A line is on disk before anybody hears of the trial, so a killed job loses at most the trial it was measuring. A torn last
@@ -17,6 +17,7 @@ import fcntl
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,8 @@ from workloads.errors import SpecError, StoreError
 from workloads.serial import from_data, to_data
 
 T = TypeVar("T")
+TRACES_BYTES = 16 * 2**20
+"""What the traces of one study may take together."""
 
 
 class StudyStore:
@@ -104,7 +107,30 @@ class StudyStore:
 
     def write_timeline(self, number: int, timeline: Timeline) -> None:
         (self.folder / "timelines").mkdir(exist_ok=True)
-        write_json(self.folder / "timelines" / f"{number:04d}.json", timeline)
+        write_json(self._timeline(number), timeline)
+
+    def timeline(self, number: int) -> Timeline:
+        """The traced step of a trial, if it is among those kept."""
+        path = self._timeline(number)
+        if not path.exists():
+            kept = sorted(int(file.stem) for file in path.parent.glob("*.json"))
+            raise SpecError(f"no trace of trial {number} is kept: name one of {', '.join(map(str, kept)) or 'none'}")
+        return read_json(Timeline, path)
+
+    def keep_timelines(self, numbers: Sequence[int], limit_bytes: int = TRACES_BYTES) -> None:
+        """Remove all others, and of these, from the last on, what goes beyond the limit."""
+        total = 0
+        wanted = [self._timeline(number) for number in numbers]
+        for path in wanted:
+            total += path.stat().st_size if path.exists() else 0
+            if total > limit_bytes:
+                path.unlink(missing_ok=True)
+        for path in (self.folder / "timelines").glob("*.json"):
+            if path not in wanted:
+                path.unlink()
+
+    def _timeline(self, number: int) -> Path:
+        return self.folder / "timelines" / f"{number:04d}.json"
 
 
 def find_studies(results: Path, name: str | None = None) -> list[StudyStore]:

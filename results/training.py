@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from profilers.breakdown import Breakdown
 from results.record import RankResult
 from results.stats import Ratio
 from workloads.plan import Plan
@@ -39,3 +40,6 @@ class TrainingReport:
     speedup: Ratio | None
     """Of the plan over torch DDP with its defaults and an even split, interleaved before the training; None where that cannot run."""
     ranks: tuple[RankResult, ...]
+    breakdown: Breakdown
+    """Where the time of one more step went, traced and not counted."""
+    costs: tuple[str, ...]

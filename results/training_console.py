@@ -12,6 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from results.console import show_breakdown
 from results.stats import Ratio
 from results.training import TrainingReport
 from results.units import format_interval, format_ms, format_rate, format_times, plan_summary
@@ -57,7 +58,10 @@ def show_training(console: Console, report: TrainingReport) -> None:
     title = f"{report.workload} on {report.cluster}{report.trace and f' under {report.trace}'} ({report.label})"
     console.print(Panel(Text("\n".join(lines)), title=title, title_align="left"))
     console.print(_rank_table(report))
+    show_breakdown(console, f"Where a step goes ({report.label})", report.breakdown, report.costs)
     if report.stretches:
+        title = f"Under {report.trace} ({report.label}): mean step between changes"
+        console.print(Text(title, style="bold"))
         console.print(_stretch_table(report))
 
 
@@ -88,8 +92,7 @@ def _rank_table(report: TrainingReport) -> Table:
 
 
 def _stretch_table(report: TrainingReport) -> Table:
-    title = f"Under {report.trace}, mean step between changes ({report.label})"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("steps", "ms/step"):
         table.add_column(name, justify="right")
     for stretch in report.stretches[:_MOST_STRETCHES]:

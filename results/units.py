@@ -26,6 +26,14 @@ def format_ms(seconds: float | None) -> str:
     return MISSING if seconds is None else format_number(seconds * 1e3)
 
 
+def format_seconds(seconds: float) -> str:
+    """A time of any size with its unit: "1.20 s", "213 ms", "14.6 us"."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * scale >= 0.9995:
+            return f"{format_number(seconds * scale)} {unit}"
+    return f"{format_number(seconds * 1e9)} ns"
+
+
 def format_rate(samples_per_s: float | None) -> str:
     """300.4 -> "300"."""
     return MISSING if samples_per_s is None else format_number(samples_per_s)

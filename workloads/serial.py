@@ -56,7 +56,9 @@ def _convert(kind: Any, data: Any, where: str) -> Any:  # noqa: PLR0911 - one re
         return tuple(_convert(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(data))
     if origin is dict:
         _expect(isinstance(data, dict), "a table", data, where)
-        return {key: _convert(arguments[1], item, f"{where}.{key}") for key, item in data.items()}
+        return {
+            _key(arguments[0], key, where): _convert(arguments[1], item, f"{where}.{key}") for key, item in data.items()
+        }
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         values = {member.value: member for member in kind}
         _expect(isinstance(data, str) and data in values, "one of " + ", ".join(map(repr, values)), data, where)
@@ -66,6 +68,14 @@ def _convert(kind: Any, data: Any, where: str) -> Any:  # noqa: PLR0911 - one re
         return float(data)
     _expect(type(data) is kind, f"of type {kind.__name__}", data, where)
     return data
+
+
+def _key(kind: Any, key: str, where: str) -> Any:
+    """JSON has only text as keys; ours may be numbers."""
+    if kind is not int:
+        return key
+    _expect(key.isdigit(), "a whole number", key, f"{where}, key")
+    return int(key)
 
 
 def _dataclass(kind: Any, data: Any, where: str) -> Any:

@@ -12,12 +12,14 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from workloads.errors import AutotuneError
 
 _POLL_S = 0.0005
-_TAG_DOWN, _TAG_UP = 1, 2
+_TAG_DOWN, _TAG_UP, _TAG_CLOCK = 1, 2, 3
+_CLOCK_QUESTIONS = 20
 _PR_SET_PDEATHSIG = 1
 
 
@@ -55,6 +57,33 @@ class Control:
     def share(self, message: Any) -> list[Any]:
         """Every rank's message on every rank."""
         return list(self.broadcast(self.gather(message)))
+
+    def clock_offset(self, clock: Callable[[], float] = time.monotonic) -> tuple[float, float]:
+        """How far this rank's clock is ahead of rank 0's, and how wrong that may be; called by all ranks together.
+
+        Each rank in turn is asked for its time again and again; the quickest answer bounds the error by half its round
+        trip (Cristian, 1989). For once waits are not slept: a sleep would be the error.
+        """
+        found = (0.0, 0.0)
+        for rank in range(1, self.size):
+            if self.is_leader:
+                answers = [self._ask_time(rank, clock) for _ in range(_CLOCK_QUESTIONS)]
+                offset = min(answers, key=lambda answer: answer[1])
+                self.comm.send(offset, dest=rank, tag=_TAG_CLOCK)
+            elif self.rank == rank:
+                for _ in range(_CLOCK_QUESTIONS):
+                    self.comm.recv(source=0, tag=_TAG_CLOCK)
+                    self.comm.send(clock(), dest=0, tag=_TAG_CLOCK)
+                found = self.comm.recv(source=0, tag=_TAG_CLOCK)
+            self.share(None)
+        return found
+
+    def _ask_time(self, rank: int, clock: Callable[[], float]) -> tuple[float, float]:
+        begun = clock()
+        self.comm.send(None, dest=rank, tag=_TAG_CLOCK)
+        theirs = float(self.comm.recv(source=rank, tag=_TAG_CLOCK))
+        ended = clock()
+        return theirs - (begun + ended) / 2, (ended - begun) / 2
 
     def _receive(self, *, source: int, tag: int, deadline: float | None) -> Any:
         while not self.comm.iprobe(source=source, tag=tag):

@@ -54,9 +54,9 @@ class Crew:
             raise TrialFailedError(f"the comparison failed: {failed.reason}: run the same command again")
         return measured
 
-    def train(self, plan: Plan, effort: Effort, on_step: Callable[[int], None]) -> Training:
+    def train(self, plan: Plan, effort: Effort, on_step: Callable[[int], None], *, watched: bool) -> Training:
         """Train on all ranks for as long as the effort says."""
-        order = {"do": "train", "plan": to_data(plan), "effort": to_data(effort)}
+        order = {"do": "train", "plan": to_data(plan), "effort": to_data(effort), "watched": watched}
         outcomes = [outcome[0] for outcome in self._order(order, effort, on_step)]
         measured = combine(outcomes)
         if measured.state is not TrialState.COMPLETE:
@@ -133,7 +133,9 @@ def carry_out(
         plans = [from_data(Plan, plan, "plan") for plan in order["plans"]]
         return runner.contest(plans, order["rounds"], effort)
     plan = from_data(Plan, order["plan"], "plan")
-    return [runner.train(plan, effort, on_step) if order["do"] == "train" else runner.trial(plan, effort)]
+    if order["do"] == "train":
+        return [runner.train(plan, effort, on_step, watched=order["watched"])]
+    return [runner.trial(plan, effort)]
 
 
 def combine(outcomes: Sequence[RankOutcome]) -> Measurement:

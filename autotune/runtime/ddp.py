@@ -14,6 +14,7 @@ class DdpReducer:
     """DDP averages over ranks, so a rank's loss is weighted by N·b_i/B; its hooks need a backward on every rank."""
 
     needs_backward = True
+    ready_s: list[float] = []  # noqa: RUF012 - never filled: DDP does not tell
 
     def __init__(self, model: nn.Module, bucket_bytes: int, codec: str, group: dist.ProcessGroup) -> None:
         # Left unset, DDP's cap is 25 MiB with a small first bucket that leaves early; set, it holds for all buckets.

@@ -23,6 +23,7 @@ from autotune.runtime.control import Control
 from autotune.runtime.link_clock import LinkClocks
 from autotune.runtime.mpi_group import MpiGroup
 from autotune.runtime.paced_group import PacedGroup
+from autotune.runtime.traced_group import TracedGroup
 from workloads.cluster import Cluster
 from workloads.errors import SpecError
 
@@ -43,7 +44,7 @@ class Groups:
         self._clocks = self._map_clocks() if cluster.paces_links else None
 
     @contextmanager
-    def open(self, transport: str, *, timeout_s: float) -> Iterator[dist.ProcessGroup]:
+    def open(self, transport: str, *, timeout_s: float, traced: bool = False) -> Iterator[dist.ProcessGroup]:
         """A group for one trial. Everything that holds the group must be let go before the context ends."""
         self._epoch += 1
         group = real = self._real_group(transport, timeout_s)
@@ -51,6 +52,8 @@ class Groups:
         try:
             if self._clocks is not None:
                 group = PacedGroup(real, self._cluster, self._clocks, epoch=self._epoch)
+            elif traced:
+                group = TracedGroup(real)
             yield group
             failed = False
         finally:
@@ -58,6 +61,8 @@ class Groups:
                 self._threads.append(real.close(failed=failed))
             if isinstance(group, PacedGroup):
                 self._threads.append(group.close())
+            if isinstance(group, TracedGroup):
+                group.close()
             if not failed:
                 self.join()
 

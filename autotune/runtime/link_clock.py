@@ -13,6 +13,7 @@ import mmap
 import os
 import struct
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -56,6 +57,24 @@ def ring_latency_s(cluster: Cluster) -> float:
     return 2 * (size - 1) * max(latencies, default=0.0) if len(cluster.hosts) > 1 else 0.0
 
 
+def hop_loads(host_of_rank: Sequence[int], source: int, target: int, num_bytes: int) -> list[Load]:
+    """A message from rank to rank takes its sender's uplink and its receiver's downlink; within a host it takes none."""
+    sender, receiver = host_of_rank[source], host_of_rank[target]
+    if sender == receiver:
+        return []
+    return [
+        Load(host=sender, up_bytes=float(num_bytes), down_bytes=0.0),
+        Load(host=receiver, up_bytes=0.0, down_bytes=float(num_bytes)),
+    ]
+
+
+def hop_latency_s(cluster: Cluster, source: int, target: int) -> float:
+    """As for one hop of a ring: the slower of the two hosts sets it."""
+    hosts = {cluster.host_of_rank[source], cluster.host_of_rank[target]}
+    links = [cluster.hosts[host].link for host in hosts]
+    return max((link.latency_s for link in links if link is not None), default=0.0) if len(hosts) > 1 else 0.0
+
+
 class LinkClocks:
     """The clocks of all links of a cluster, in a file that every rank maps."""
 
@@ -65,6 +84,7 @@ class LinkClocks:
         self._hosts = len(cluster.hosts)
         self._fd = os.open(path, os.O_RDWR)
         self._map = mmap.mmap(self._fd, file_bytes(cluster))
+        self._one_thread = threading.Lock()
 
     @staticmethod
     def create(cluster: Cluster) -> str:
@@ -125,12 +145,13 @@ class LinkClocks:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        # lockf excludes processes, not threads of one; a rank delivers from a single thread.
-        fcntl.lockf(self._fd, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+        # lockf excludes processes, not threads of one: collectives are delivered from a thread, messages posted from another.
+        with self._one_thread:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def _slot(self, sequence: int) -> int:
         return 2 * self._hosts + (sequence % _SLOTS) * (2 + self._ranks)

@@ -1,8 +1,10 @@
-"""A process group whose all-reduces take as long as they would on the emulated links.
+"""A process group whose all-reduces and messages take as long as they would on the emulated links.
 
 It wraps any real process group and is one itself, so torch DDP, its hooks and our own reducer all run on it unchanged:
 nothing that is measured knows. The real collective runs at once; a delivery thread hands its result over when the
-virtual clocks of the links say that the last byte has arrived. Only all-reduce is paced: it is what a step waits for.
+virtual clocks of the links say that the last byte has arrived. A message from rank to rank carries the moment of its
+arrival in a second, tiny message, so its receiver needs no thread: it sleeps until then when it waits. Broadcast,
+all-gather and barrier are not paced: no step waits for them but the first.
 """
 
 from __future__ import annotations
@@ -10,29 +12,20 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, Work
 from torch.futures import Future
 
-from autotune.runtime.link_clock import LinkClocks, ring_latency_s, ring_loads
+from autotune.runtime.link_clock import LinkClocks, hop_latency_s, hop_loads, ring_latency_s, ring_loads
+from autotune.runtime.traced_group import Delivery
 from workloads.cluster import Cluster
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Delivery:
-    """One collective as the links saw it, on the monotonic clock."""
-
-    num_bytes: int
-    posted_s: float
-    start_s: float
-    """When the last rank had joined."""
-    end_s: float
-    late_s: float
-    """How much later the real collective was done."""
+_ARRIVAL_TAG = 1 << 20
+"""Added to a message's tag: tells its arrival, on the clock that all ranks of one machine share."""
 
 
 class FutureWork(Work):
@@ -62,13 +55,29 @@ def _value_or_raise(outcome: Future[Any]) -> Any:
     return value
 
 
+class MessageWork(Work):
+    """A message under way: done when the real one is, and not before its moment in `due_s`."""
+
+    def __init__(self, real: list[Any], due_s: Tensor) -> None:
+        super().__init__()
+        self._real = real
+        self._due_s = due_s
+
+    def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002 - torch's signature; the group limits the wait
+        for work in self._real:
+            work.wait()
+        time.sleep(max(float(self._due_s) - time.monotonic(), 0.0))
+        return True
+
+
 class PacedGroup(dist.ProcessGroup):
     """`inner`, as slow as the links of `cluster`. `epoch` tells the groups of one job apart."""
 
     def __init__(self, inner: dist.ProcessGroup, cluster: Cluster, clocks: LinkClocks, *, epoch: int) -> None:
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
-        self.deliveries: list[Delivery] = []
+        self._deliveries: list[Delivery] = []
         self._inner: dist.ProcessGroup | None = inner
+        self._cluster = cluster
         self._host_of_rank = cluster.host_of_rank
         self._latency_s = ring_latency_s(cluster)
         self._clocks = clocks
@@ -89,6 +98,22 @@ class PacedGroup(dist.ProcessGroup):
         self._sequence += 1
         return work
 
+    def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Any:  # noqa: N803 - torch's name
+        """Takes the links from now on; the sender may go on when its last byte has crossed them."""
+        assert self._inner is not None
+        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        loads = hop_loads(self._host_of_rank, self.rank(), dstRank, num_bytes)
+        gone_s = torch.tensor(self._clocks.reserve(loads, time.monotonic()), dtype=torch.float64)
+        arrival_s = gone_s + hop_latency_s(self._cluster, self.rank(), dstRank)
+        told = self._inner.send([arrival_s], dstRank, tag + _ARRIVAL_TAG)
+        return MessageWork([told, self._inner.send(tensors, dstRank, tag)], gone_s)
+
+    def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Any:  # noqa: N803 - torch's name
+        assert self._inner is not None
+        arrival_s = torch.zeros((), dtype=torch.float64)
+        told = self._inner.recv([arrival_s], srcRank, tag + _ARRIVAL_TAG)
+        return MessageWork([told, self._inner.recv(tensors, srcRank, tag)], arrival_s)
+
     def broadcast(self, tensors: Any, opts: Any) -> Any:  # type: ignore[override]
         assert self._inner is not None
         return self._inner.broadcast(tensors, opts)
@@ -103,6 +128,11 @@ class PacedGroup(dist.ProcessGroup):
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return "paced"
+
+    def take(self) -> list[Delivery]:
+        """What was delivered since the last call."""
+        taken, self._deliveries = self._deliveries, []
+        return taken
 
     def close(self) -> threading.Thread:
         """Let go of the real group, which tells its peers; the delivery thread ends once its last wait does."""
@@ -125,8 +155,10 @@ class PacedGroup(dist.ProcessGroup):
     def _pass_time(self, sequence: int, posted_s: float, num_bytes: int) -> None:
         key = (self._epoch << 24) + sequence + 1
         loads = ring_loads(self._host_of_rank, num_bytes)
-        start_s, end_s = self._clocks.finish_collective(sequence, key, loads, self._latency_s)
+        _, end_s = self._clocks.finish_collective(sequence, key, loads, self._latency_s)
         ahead_s = end_s - time.monotonic()
         time.sleep(max(ahead_s, 0.0))
-        done = Delivery(num_bytes=num_bytes, posted_s=posted_s, start_s=start_s, end_s=end_s, late_s=max(-ahead_s, 0.0))
-        self.deliveries.append(done)
+        done = Delivery(
+            num_bytes=num_bytes, posted_s=posted_s, end_s=max(end_s, time.monotonic()), late_s=max(-ahead_s, 0.0)
+        )
+        self._deliveries.append(done)

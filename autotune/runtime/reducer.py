@@ -8,6 +8,8 @@ the whole batch.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -55,6 +57,8 @@ class Reducer(Protocol):
     """Whether also a rank without samples must run forward and backward."""
     buffer_bytes: int
     """Memory held beside the gradients."""
+    ready_s: list[float]
+    """For each bucket of the step, in the order they are posted: when its last gradient was there. Empty if not known."""
 
     def begin(self) -> None:
         """A step starts: gradients are zero, nothing is under way."""
@@ -87,15 +91,17 @@ class BucketReducer:
         self._codec = codec
         self.buckets = [Bucket(p) for p in assign_buckets(list(model.parameters()), bucket_bytes)]
         self._posted: list[tuple[Bucket, Tensor, Any]] = []
+        self.ready_s: list[float] = []
         self.buffer_bytes = sum(codec.buffer_bytes(bucket.flat) for bucket in self.buckets)
         self._handles = [
-            parameter.register_post_accumulate_grad_hook(self._hook(bucket))
-            for bucket in self.buckets
+            parameter.register_post_accumulate_grad_hook(self._hook(index, bucket))
+            for index, bucket in enumerate(self.buckets)
             for parameter in bucket.parameters
         ]
 
     def begin(self) -> None:
         self._posted.clear()
+        self.ready_s = [math.inf] * len(self.buckets)
         for bucket in self.buckets:
             bucket.reset()
 
@@ -112,9 +118,11 @@ class BucketReducer:
             handle.remove()
         self._posted.clear()
 
-    def _hook(self, bucket: Bucket) -> Any:
+    def _hook(self, index: int, bucket: Bucket) -> Any:
         def hook(_parameter: Tensor) -> None:
             bucket.missing -= 1
+            if bucket.missing == 0:
+                self.ready_s[index] = time.perf_counter()
             # In order only: a later bucket that is complete waits for the earlier ones, as on every other rank.
             while len(self._posted) < len(self.buckets) and self.buckets[len(self._posted)].missing == 0:
                 self._post(self.buckets[len(self._posted)])

@@ -7,7 +7,8 @@ the mean over the whole batch, whatever the split.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from autotune.runtime.device_pacer import DevicePacer
 from autotune.runtime.memory import check_memory, static_bytes
 from autotune.runtime.reducer import make_reducer
 from autotune.runtime.replay import Replay
+from autotune.runtime.traced_group import Delivery, TracedGroup, taken
 from profilers.timeline import Span, Timeline
 from workloads.capture import SavedTensorMeter
 from workloads.cluster import Device
@@ -35,6 +37,7 @@ class Seat:
     torch_device: torch.device
     graph: OpGraph | None = None
     """Costs of the model, given when the device is emulated."""
+    is_first_of_host: bool = False
     replay: Replay | None = None
     """The trace that the mix goes through, if any."""
 
@@ -57,6 +60,11 @@ class Step:
     """This rank's loss times its share of the batch: the sum over ranks is the loss of the whole batch."""
     num_samples: int
     late_s: float
+    """Emulated: how far real work ran behind the device, or behind the link when the last collective was delivered."""
+    deliveries: tuple[Delivery, ...] = ()
+    """Its collectives in the order they were posted, where the group notes them."""
+    ready_s: tuple[float, ...] = ()
+    """For each of them, the moment its last gradient was there, where the reducer knows."""
 
     @property
     def total_s(self) -> float:
@@ -71,7 +79,7 @@ class Step:
         return self.total_s - self.wait_s
 
     def timeline(self, rank: int) -> Timeline:
-        """The step as spans, on the clock it was measured with."""
+        """The step as spans, on the clock it was measured with. A collective has the same name on every rank."""
         moments = [
             ("host", "data", self.begin_s, self.data_s),
             ("compute", "forward", self.data_s, self.forward_s),
@@ -79,11 +87,21 @@ class Step:
             ("host", "wait", self.backward_s, self.reduced_s),
             ("compute", "optimizer", self.reduced_s, self.end_s),
         ]
-        return Timeline(
-            spans=tuple(
-                Span(rank=rank, lane=lane, kind=kind, op=kind, start_s=a, end_s=b) for lane, kind, a, b in moments
+        spans = [Span(rank=rank, lane=lane, kind=kind, op=kind, start_s=a, end_s=b) for lane, kind, a, b in moments]
+        for index, (sent, ready_s) in enumerate(zip_longest(self.deliveries, self.ready_s[: len(self.deliveries)])):
+            part = Span(
+                rank=rank,
+                lane="comm",
+                kind="comm",
+                op=f"all-reduce {index}",
+                start_s=sent.posted_s,
+                end_s=sent.end_s,
+                num_bytes=sent.num_bytes,
             )
-        )
+            if ready_s is not None and ready_s < sent.posted_s:
+                spans.append(replace(part, kind="queue", start_s=ready_s, end_s=sent.posted_s))
+            spans.append(part)
+        return Timeline.merge([Timeline(spans=tuple(spans))])
 
 
 class Trainer:
@@ -119,6 +137,7 @@ class Trainer:
         forward_s, loss = self._gradients(batch, num_samples, total)
         late_s = self._pacer.late_s if self._pacer is not None else 0.0
         reduced_s = time.perf_counter()
+        deliveries = taken(self.group)
         self.optimizer.step()
         self.num_steps += 1
         end_s = time.perf_counter()
@@ -132,7 +151,9 @@ class Trainer:
             end_s=end_s,
             loss_share=loss * num_samples / total,
             num_samples=num_samples,
-            late_s=late_s,
+            late_s=max([late_s, *(sent.late_s for sent in deliveries[-1:])]),
+            deliveries=tuple(deliveries),
+            ready_s=tuple(self._reducer.ready_s),
         )
 
     def _enter_trace(self) -> None:
@@ -152,6 +173,15 @@ class Trainer:
             self.peak_memory_bytes = int(torch.cuda.max_memory_allocated(self.seat.torch_device))
         check_memory(self.peak_memory_bytes, self.seat.device, self.seat.rank, step.num_samples)
         return step
+
+    def meet(self) -> None:
+        """Wait until every rank is here."""
+        self.group.barrier().wait()
+
+    def record_collectives(self, *, on: bool) -> None:
+        """Have the group note the collectives of the steps that follow. Emulated links always do."""
+        if isinstance(self.group, TracedGroup):
+            self.group.recording = on
 
     def close(self) -> None:
         """Let go of the group: as long as anything holds it, peers do not learn that this rank has left."""

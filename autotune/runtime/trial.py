@@ -15,17 +15,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
-import torch.distributed as dist
-
 from autotune.runtime.groups import Groups
 from autotune.runtime.mpi_group import PeerLostError
-from autotune.runtime.paced_group import PacedGroup
+from autotune.runtime.tracing import ClockOffset, aligned, samplers_for, traced_step
 from autotune.runtime.trainer import Seat, Step, Trainer
-from profilers.timeline import Span, Timeline
+from profilers.timeline import Timeline
 from results.record import RankResult
 from workloads.errors import InfeasiblePlanError, TrialTimeoutError
 from workloads.plan import Plan
 from workloads.workload import Workload
+
+SAME_CLOCK = ClockOffset()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +35,8 @@ class Effort:
     warmup: int
     steps: int
     timeout_s: float
+    traced: bool = True
+    """Whether a trial ends with one more step that is traced and not scored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,31 +65,38 @@ class RankOutcome:
 class RankRunner:
     """Runs trials on this rank."""
 
-    def __init__(self, workload: Workload, groups: Groups, seat: Seat, *, seed: int) -> None:
+    def __init__(
+        self, workload: Workload, groups: Groups, seat: Seat, *, seed: int, clock: ClockOffset = SAME_CLOCK
+    ) -> None:
         self._workload = workload
         self._groups = groups
         self._seat = seat
         self._seed = seed
+        self._clock = clock
 
     def close(self) -> None:
         """The job ends: leave no thread behind."""
         self._groups.join()
 
     def trial(self, plan: Plan, effort: Effort) -> RankOutcome:
-        """Measure one plan."""
+        """Measure one plan, then trace one more step of it."""
 
         def measure(trainers: list[Trainer], deadline: float) -> list[RankOutcome]:
             _warm_up(trainers[0], effort.warmup, deadline)
             cpu_s, steps = _run(trainers[0], effort.steps, deadline)
-            return [self._outcome(trainers[0], steps, cpu_s)]
+            outcome = self._outcome(trainers[0], steps, cpu_s)
+            if not effort.traced:
+                return [outcome]
+            return [replace(outcome, timeline=traced_step(trainers[0], self._clock)[1])]
 
-        return self._guarded(measure, [plan], effort.timeout_s)[0]
+        return self._guarded(measure, [plan], effort.timeout_s, traced=effort.traced)[0]
 
     def contest(self, plans: Sequence[Plan], rounds: int, effort: Effort) -> list[RankOutcome]:
         """Measure several plans in turn, `rounds` times; an outcome's steps_s holds the mean step of each round.
 
-        The order is drawn anew for each round, the same on every rank: whoever ran before leaves its mark on caches and
-        connections, and no plan should always follow the same one.
+        The order is drawn anew for each round, the same on every rank, and each turn begins with a step that is not
+        scored: whoever ran before leaves its mark on caches and connections. An idle TCP connection starts slowly, which
+        would be held against a plan whose transport nobody else uses.
         """
 
         def measure(trainers: list[Trainer], deadline: float) -> list[RankOutcome]:
@@ -98,6 +107,7 @@ class RankRunner:
             means: list[list[float]] = [[] for _ in plans]
             for number in range(rounds):
                 for index in random.Random(number).sample(range(len(plans)), len(plans)):  # noqa: S311 - no secret
+                    _run(trainers[index], 1, deadline)
                     used_s, steps = _run(trainers[index], effort.steps, deadline)
                     cpu_s[index] += used_s / rounds
                     all_steps[index] += steps
@@ -107,25 +117,43 @@ class RankRunner:
 
         return self._guarded(measure, plans, effort.timeout_s)
 
-    def train(self, plan: Plan, effort: Effort, on_step: Callable[[int], None]) -> RankOutcome:
-        """Train `effort.steps` steps without a warm-up; rank 0 also says how accurate the model became, if it can."""
+    def train(
+        self, plan: Plan, effort: Effort, on_step: Callable[[int], None], *, watched: bool = False
+    ) -> RankOutcome:
+        """Train `effort.steps` steps without a warm-up, then trace one more, with torch's ops and the device's counters
+        if `watched`; rank 0 also says how accurate the model became, if it can.
+        """
 
         def measure(trainers: list[Trainer], deadline: float) -> list[RankOutcome]:
+            with ExitStack() as watching:
+                samplers = [watching.enter_context(s) for s in samplers_for(self._seat)] if watched else []
+                outcome = run(trainers, deadline)
+                _, timeline = traced_step(trainers[0], self._clock, with_ops=watched)
+            counters = tuple(counter for sampler in samplers for counter in sampler.counters())
+            sampled = aligned(Timeline(counters=counters), self._clock)
+            outcome = replace(outcome, timeline=Timeline.merge([timeline, sampled]))
+            if self._seat.rank == 0 and (accuracy := getattr(self._workload, "accuracy", None)) is not None:
+                outcome = replace(outcome, accuracy=float(accuracy(trainers[0].model)))
+            return [outcome]
+
+        def run(trainers: list[Trainer], deadline: float) -> RankOutcome:
             steps = [trainers[0].metered_step()]
             cpu_s = time.process_time()
             while len(steps) < effort.steps:
                 steps += _run(trainers[0], 1, deadline)[1]
                 on_step(len(steps))
             cpu_s = (time.process_time() - cpu_s) / max(effort.steps - 1, 1)
-            outcome = self._outcome(trainers[0], steps, cpu_s)
-            if self._seat.rank == 0 and (accuracy := getattr(self._workload, "accuracy", None)) is not None:
-                return [replace(outcome, accuracy=float(accuracy(trainers[0].model)))]
-            return [outcome]
+            return self._outcome(trainers[0], steps, cpu_s)
 
-        return self._guarded(measure, [plan], effort.timeout_s)[0]
+        return self._guarded(measure, [plan], effort.timeout_s, traced=True)[0]
 
     def _guarded(
-        self, measure: Callable[[list[Trainer], float], list[RankOutcome]], plans: Sequence[Plan], timeout_s: float
+        self,
+        measure: Callable[[list[Trainer], float], list[RankOutcome]],
+        plans: Sequence[Plan],
+        timeout_s: float,
+        *,
+        traced: bool = False,
     ) -> list[RankOutcome]:
         """`measure` with a trainer for each plan, on groups that are gone afterwards however it ends."""
         deadline = time.monotonic() + timeout_s
@@ -134,7 +162,8 @@ class RankRunner:
             with ExitStack() as stack:
                 transports = sorted({plan.comm.transport for plan in plans})
                 groups = {
-                    name: stack.enter_context(self._groups.open(name, timeout_s=timeout_s)) for name in transports
+                    name: stack.enter_context(self._groups.open(name, timeout_s=timeout_s, traced=traced))
+                    for name in transports
                 }
                 try:
                     for plan in plans:
@@ -164,12 +193,11 @@ class RankRunner:
             wait_s=median(step.wait_s for step in steps),
             cpu_s=cpu_s,
             peak_memory_bytes=trainer.peak_memory_bytes,
-            late_s=median(max(step.late_s, _link_late_s(step, trainer.group)) for step in steps),
+            late_s=median(step.late_s for step in steps),
         )
         return RankOutcome(
             steps_s=tuple(step.total_s for step in steps),
             result=result,
-            timeline=_timeline(steps[-1], self._seat.rank, trainer.group),
             loss_shares=tuple(step.loss_share for step in steps),
         )
 
@@ -192,34 +220,7 @@ def _run(trainer: Trainer, num_steps: int, deadline: float) -> tuple[float, list
 
 
 def _with_rounds(outcome: RankOutcome, rounds_s: tuple[float, ...]) -> RankOutcome:
-    return RankOutcome(steps_s=rounds_s, result=outcome.result, timeline=outcome.timeline)
-
-
-def _link_late_s(step: Step, group: dist.ProcessGroup) -> float:
-    """How far the last real all-reduce of a step was behind its emulated links."""
-    if not isinstance(group, PacedGroup):
-        return 0.0
-    return next((sent.late_s for sent in reversed(group.deliveries) if step.begin_s <= sent.start_s <= step.end_s), 0.0)
-
-
-def _timeline(step: Step, rank: int, group: dist.ProcessGroup) -> Timeline:
-    """The last step's spans, with the collectives that the emulated links carried for it."""
-    spans = list(step.timeline(rank).spans)
-    for index, sent in enumerate(group.deliveries if isinstance(group, PacedGroup) else []):
-        if step.begin_s <= sent.start_s <= step.end_s:
-            name = f"all-reduce {index}"
-            spans.append(
-                Span(
-                    rank=rank,
-                    lane="comm",
-                    kind="comm",
-                    op=name,
-                    start_s=sent.start_s,
-                    end_s=sent.end_s,
-                    num_bytes=sent.num_bytes,
-                )
-            )
-    return Timeline.merge([Timeline(spans=tuple(spans))])
+    return RankOutcome(steps_s=rounds_s, result=outcome.result)
 
 
 def _fault(error: Exception) -> Fault:

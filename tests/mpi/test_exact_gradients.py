@@ -14,7 +14,9 @@ TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    "num_ranks", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 4]
+)
 def test_any_split_gives_the_gradient_of_the_whole_batch(num_ranks: int, tmp_path: Path) -> None:
     done = mpirun(num_ranks, str(PROGRAM), cwd=tmp_path)
     assert done.code == 0, done.err
@@ -28,6 +30,7 @@ def test_any_split_gives_the_gradient_of_the_whole_batch(num_ranks: int, tmp_pat
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 def test_digits_reaches_the_same_accuracy_with_any_split(tmp_path: Path) -> None:
     done = mpirun(3, str(PROGRAM.parent / "digits_accuracy.py"), cwd=tmp_path)
     assert done.code == 0, done.err

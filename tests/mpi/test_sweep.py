@@ -50,7 +50,7 @@ def test_a_sweep_of_two_mixes_is_kept_and_reported(swept: tuple[Path, list[dict[
     assert read(folder, "report") == sorted(reports, key=lambda report: report["cluster"])
     timelines = sorted(folder.glob("results/data/*/mixed4-first2/timelines/*.json"))
     spans = json.loads(timelines[-1].read_text())["spans"]
-    assert {span["kind"] for span in spans} == {"data", "forward", "backward", "wait", "optimizer", "comm"}
+    assert {span["kind"] for span in spans} >= {"data", "forward", "backward", "wait", "optimizer", "comm"}
     assert {span["rank"] for span in spans} == {0, 1}
 
 
@@ -100,6 +100,7 @@ def test_misuse_and_damage_are_refused(swept: tuple[Path, list[dict[str, Any]]],
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 def test_where_the_default_does_not_fit_the_search_keeps_to_what_does(tmp_path: Path) -> None:
     graph = capture_workload(load_workload("vgg-tiny"), seed=0)
     small = 4 * graph.param_bytes + 12.5 * graph.saved_bytes_per_sample

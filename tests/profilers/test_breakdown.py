@@ -455,7 +455,7 @@ def test_the_largest_costs_are_told_in_order() -> None:
         "rank 1 waits 41 % of the step for rank 0's gradients",
         "rank 0 spends 20 % of the step on communication that nothing hides",
         "rank 1 spends 20 % of the step on communication that nothing hides",
-        "rank 1 waits 10 % of the step for gradients whose collective was not recorded",
+        "rank 1 is blocked for 10 % of the step with no collective under way",
         "rank 1 does nothing that was recorded for 7 % of the step",
         "rank 0 loads data for 3 % of the step",
     )

@@ -17,7 +17,7 @@ from results.record import Role, StudyInfo, TrialRecord
 from results.store import StudyStore, find_studies, read_json, safe_name, writable_folder, write_json
 from tests.results import sample
 from workloads.errors import SpecError, StoreError
-from workloads.serial import from_data, to_data
+from workloads.serial import to_data
 
 
 @pytest.fixture
@@ -189,8 +189,18 @@ def test_info_comparison_and_timelines_come_back_as_they_were(store: StudyStore)
     assert store.exists()
     assert store.info() == sample.info()
     assert store.comparison() == sample.comparison()
-    data = json.loads((store.folder / "timelines" / "0007.json").read_text(encoding="utf-8"))
-    assert from_data(Timeline, data, "timeline") == Timeline(spans=spans)
+    assert store.timeline(7) == Timeline(spans=spans)
+
+
+def test_only_the_traces_asked_for_are_kept_within_the_limit(store: StudyStore) -> None:
+    span = Span(rank=0, lane="compute", kind="forward", op="forward", start_s=0.0, end_s=1.0)
+    for number in range(5):
+        store.write_timeline(number, Timeline(spans=(span,) * 10))
+    size = (store.folder / "timelines" / "0003.json").stat().st_size
+    store.keep_timelines([3, 1, 4], limit_bytes=2 * size)
+    assert sorted(path.name for path in (store.folder / "timelines").iterdir()) == ["0001.json", "0003.json"]
+    with pytest.raises(SpecError, match="no trace of trial 4 is kept: name one of 1, 3"):
+        store.timeline(4)
 
 
 def test_an_atomic_write_leaves_no_temporary_files(store: StudyStore) -> None:

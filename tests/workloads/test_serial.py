@@ -216,3 +216,14 @@ def test_a_digest_is_the_same_on_every_machine() -> None:
 
 def test_a_tuple_and_the_list_it_is_kept_as_have_the_same_digest() -> None:
     assert digest((1, (2, 3))) == digest([1, [2, 3]])
+
+
+@dataclasses.dataclass(frozen=True)
+class ByRank:
+    seconds: dict[int, float]
+
+
+def test_numbers_as_keys_come_back_as_numbers() -> None:
+    assert from_data(ByRank, json.loads(json.dumps(to_data(ByRank({3: 0.5})))), "x") == ByRank({3: 0.5})
+    with pytest.raises(SpecError, match=r"x\.seconds, key is 'three': it must be a whole number"):
+        from_data(ByRank, {"seconds": {"three": 0.5}}, "x")

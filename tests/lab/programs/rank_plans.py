@@ -18,8 +18,8 @@ from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
 
 KIB = 1024
 BATCH = 16
-SPLITS = [s for s in product((6, 7, 8), (3, 4, 5), (2, 3, 4), (1, 2)) if sum(s) == BATCH]
-"""Every split near the devices' speeds of 1, 2/3, 1/2 and 1/4."""
+SPLITS = [s for s in product((5, 6, 7), (4, 5, 6), (2, 3, 4), (1, 2, 3)) if sum(s) == BATCH]
+"""Every split within a sample of 6, 5, 3 and 2."""
 OTHERS = [(4, 4, 4, 4), (5, 5, 4, 2), (10, 3, 2, 1)]
 
 
@@ -33,7 +33,7 @@ def plan(samples: tuple[int, ...], bucket_bytes: int = 256 * KIB, codec: str = "
 
 def plans() -> list[Plan]:
     """The splits, then other splits, buckets and codecs."""
-    knobs = product((SPLITS[0], *OTHERS), (64 * KIB, 4096 * KIB), ("none", "fp16"))
+    knobs = product(((6, 5, 3, 2), *OTHERS), (64 * KIB, 4096 * KIB), ("none", "fp16"))
     return [*map(plan, SPLITS), *(plan(*chosen) for chosen in knobs)]
 
 

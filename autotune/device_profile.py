@@ -1,0 +1,72 @@
+"""The device part of a profile: this rank's ops, whole steps and memory as lines over the batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autotune.bench import Bench, agreed
+from autotune.job import Job
+from autotune.runtime.control import Control
+from autotune.runtime.op_probe import OpProbe, SizeSamples, sizes_to_measure
+from results.fits import MemoryFit, WorkFit
+from results.profile import OpProfile, RankProfile, StepPoint
+from workloads.graph import OpGraph
+
+_BUDGET_S = 10.0
+"""How long the ops of one rank may be measured, if three rounds do not take longer."""
+
+
+def measure_device(job: Job, bench: Bench, control: Control, *, host: str) -> tuple[RankProfile, ...]:
+    """All ranks measure their devices; every rank hears all of it."""
+    rank = control.rank
+    share = -(-bench.info.global_batch // control.size)
+    sizes = sizes_to_measure(share, fewest=bench.limits.minimums[rank], most=bench.limits.caps[rank])
+
+    def measure() -> list[SizeSamples]:
+        probe = OpProbe(bench.workload, bench.seat, seed=job.seed)
+        try:
+            return probe.measure(sizes, rounds=job.rounds, budget_s=_BUDGET_S)
+        finally:
+            probe.close()
+
+    found = agreed(control, measure)
+    own = rank_profile(bench.graph, found, rank=rank, device=bench.cluster.devices[rank].name, host=host)
+    return tuple(control.share(own))
+
+
+def rank_profile(graph: OpGraph, found: Sequence[SizeSamples], *, rank: int, device: str, host: str) -> RankProfile:
+    """Lines through what was measured at each size."""
+    return RankProfile(
+        rank=rank,
+        device=device,
+        host=host,
+        compute=WorkFit.measured([(size.num_samples, size.step.compute_s) for size in found]),
+        optimizer=WorkFit.measured([(size.num_samples, size.step.optimizer_s) for size in found]),
+        data=WorkFit.measured([(size.num_samples, size.step.data_s) for size in found]),
+        memory=MemoryFit.measured([(size.num_samples, size.peak_memory_bytes) for size in found]),
+        ops=tuple(
+            OpProfile(
+                name=op.name,
+                kind=op.kind,
+                forward=WorkFit.measured([(size.num_samples, size.op_s(op.name)[0]) for size in found]),
+                backward=WorkFit.measured([(size.num_samples, size.op_s(op.name)[1]) for size in found]),
+            )
+            for op in graph.ops
+        ),
+        steps=tuple(map(step_point, found)),
+    )
+
+
+def step_point(size: SizeSamples) -> StepPoint:
+    """Whole steps of one size beside the sum of their ops."""
+    ops_s = sum(forward_s + backward_s for forward_s, backward_s in size.ops_s.values())
+    return StepPoint(
+        num_samples=size.num_samples,
+        data_s=size.step.data_s,
+        compute_s=size.step.compute_s,
+        optimizer_s=size.step.optimizer_s,
+        ops_s=ops_s,
+        unattributed_s=size.step.compute_s - ops_s,
+        peak_memory_bytes=size.peak_memory_bytes,
+        late_s=size.step.late_s,
+    )

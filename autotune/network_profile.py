@@ -1,0 +1,155 @@
+"""The network part of a profile: pairs of hosts, what they say about each host's link, and collectives.
+
+Emulated links pace all-reduces and messages, so only those are measured there; what is left out is listed with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+
+from autotune.bench import Bench
+from autotune.runtime.control import Control
+from autotune.runtime.exchanges import AllGather, AllReduce, Broadcast, Exchange, Seated
+from autotune.runtime.link_probe import ProbeEffort, message_rows, pairs_to_measure, sweep
+from profilers.links import ALL_GATHER, ALL_REDUCE, BROADCAST, Side, downlink, uplink
+from results.fits import Source, TransferFit
+from results.profile import CollectiveProfile, HostLink, LinkProfile
+from workloads.plan import MIB
+
+T = TypeVar("T")
+
+EFFORT = ProbeEffort()
+_MOST_BYTES = 32 * MIB
+_NOT_PACED = "emulated links do not pace it: its time on this machine would say nothing about the mix"
+_ALONE = "the job has one rank"
+COLLECTIVES: dict[str, Callable[[Seated], Exchange]] = {
+    ALL_REDUCE: AllReduce,
+    BROADCAST: Broadcast,
+    ALL_GATHER: AllGather,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """What measuring needs on this rank."""
+
+    bench: Bench
+    control: Control
+    hosts: tuple[str, ...]
+    """Name of each rank's host."""
+    timeout_s: float
+
+    @property
+    def is_paced(self) -> bool:
+        return self.bench.cluster.paces_links
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Ranks between which messages are timed; of an emulated mix only where it states a link."""
+        order = list(dict.fromkeys(self.hosts))
+        pairs = pairs_to_measure([order.index(host) for host in self.hosts], within_hosts=not self.is_paced)
+        linked = {host.name for host in self.bench.cluster.hosts if host.link is not None}
+        return [pair for pair in pairs if not self.is_paced or linked & {self.hosts[rank] for rank in pair}]
+
+    @property
+    def link_transport(self) -> str | None:
+        """Our MPI group has no messages from rank to rank; torch's groups do."""
+        return next((name for name in self.bench.transports if name != "mpi"), None)
+
+    def on_group(self, transport: str, measure: Callable[[Seated], T]) -> T:
+        """`measure` on a group of its own, which nothing holds afterwards."""
+        device = self.bench.seat.torch_device if transport == "nccl" else torch.device("cpu")
+        with self.bench.groups.open(transport, timeout_s=self.timeout_s) as group:
+            found = measure(Seated(group=group, device=device))
+            del group
+        return found
+
+
+def measure_links(network: Network) -> tuple[LinkProfile, ...]:
+    """Messages between hosts, one pair at a time; between two ranks of a host as well where links are real."""
+    pairs, transport, hosts = network.pairs(), network.link_transport, network.hosts
+    if transport is None or not pairs:
+        return ()
+    measured = network.on_group(
+        transport, lambda seat: [message_rows(network.control, seat, a, b, EFFORT) for a, b in pairs]
+    )
+    return tuple(
+        LinkProfile(
+            from_host=hosts[a], to_host=hosts[b], transport=transport, fit=TransferFit.measured(rows), rows=tuple(rows)
+        )
+        for (a, b), rows in zip(pairs, measured, strict=True)
+    )
+
+
+def measure_collectives(network: Network) -> tuple[CollectiveProfile, ...]:
+    """Each collective over each transport of the job."""
+    if network.control.size == 1:
+        return ()
+    kinds = [ALL_REDUCE] if network.is_paced else list(COLLECTIVES)
+    effort = collective_effort(network.bench.graph.param_bytes)
+    found = []
+    for transport in network.bench.transports:
+        measured = network.on_group(
+            transport,
+            lambda seat: [sweep(network.control, COLLECTIVES[kind](seat), effort, kind=kind) for kind in kinds],
+        )
+        found += [
+            CollectiveProfile(
+                kind=kind,
+                transport=transport,
+                num_ranks=network.control.size,
+                fit=TransferFit.measured(rows),
+                rows=tuple(rows),
+            )
+            for kind, rows in zip(kinds, measured, strict=True)
+        ]
+    return tuple(found)
+
+
+def collective_effort(param_bytes: int) -> ProbeEffort:
+    """Sizes up to that of the whole model, which no bucket exceeds, so that a prediction need not extrapolate."""
+    largest = EFFORT.largest_bytes
+    while largest < min(param_bytes, _MOST_BYTES):
+        largest *= EFFORT.growth
+    return replace(EFFORT, largest_bytes=largest)
+
+
+def host_links(links: Sequence[LinkProfile]) -> tuple[HostLink, ...]:
+    """Each host's own link, as far as the pairs between hosts tell."""
+    between = [link for link in links if link.from_host != link.to_host]
+    speeds = {
+        (link.from_host, link.to_host): link.fit.bytes_per_s for link in between if link.fit.bytes_per_s is not None
+    }
+    return tuple(
+        _host_link(host, uplink(host, speeds), downlink(host, speeds), between)
+        for host in dict.fromkeys(link.from_host for link in between)
+    )
+
+
+def _host_link(host: str, up: Side | None, down: Side | None, between: Sequence[LinkProfile]) -> HostLink:
+    return HostLink(
+        host=host,
+        source=Source.MEASURED,
+        up_bytes_per_s=up.bytes_per_s if up else None,
+        down_bytes_per_s=down.bytes_per_s if down else None,
+        up_is_limit=up is not None and up.is_limit,
+        down_is_limit=down is not None and down.is_limit,
+        latency_s=min(link.fit.latency_s for link in between if host in (link.from_host, link.to_host)),
+    )
+
+
+def unavailable(network: Network) -> dict[str, str]:
+    """What was not measured, and why."""
+    reasons = {}
+    if network.control.size == 1:
+        reasons = dict.fromkeys((*COLLECTIVES, "links"), _ALONE)
+    elif network.link_transport is None:
+        reasons["links"] = "messages from rank to rank are timed over gloo or NCCL: name one in --transports"
+    elif not network.pairs():
+        reasons["links"] = "the mix states no link between these ranks, so messages between them are free"
+    if network.is_paced and network.control.size > 1:
+        reasons |= dict.fromkeys((BROADCAST, ALL_GATHER), _NOT_PACED)
+    return reasons

@@ -1,0 +1,59 @@
+"""Profile: what each rank's device, each link and each collective costs, measured on all ranks and kept for predictions.
+
+Every rank runs the same list of steps. Devices are measured by all ranks at once, as they compute at once in training;
+links one pair at a time, so that none slows another; then each collective over each transport.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+
+from autotune.bench import set_up
+from autotune.device_profile import measure_device
+from autotune.job import Job
+from autotune.network_profile import Network, host_links, measure_collectives, measure_links, unavailable
+from autotune.runtime.control import Control
+from autotune.study import now
+from results.environment import describe_environment
+from results.profile import Profile
+from workloads.cluster import Cluster
+
+
+def profile(job: Job, cluster: Cluster, control: Control, say: Callable[[str], None]) -> Profile | None:
+    """One workload on one mix; called by all ranks. The profile is rank 0's."""
+    bench = set_up(job, cluster, control)
+    hosts = hosts_of_ranks(bench.cluster, control.share(socket.gethostname()))
+    network = Network(bench=bench, control=control, hosts=hosts, timeout_s=job.timeout_s)
+    say(f"{bench.info.name} on {bench.cluster.name}: devices")
+    ranks = measure_device(job, bench, control, host=hosts[control.rank])
+    say("links")
+    links = measure_links(network)
+    say("collectives")
+    collectives = measure_collectives(network)
+    bench.runner.close()
+    if not control.is_leader:
+        return None
+    return Profile(
+        workload=bench.info.name,
+        workload_fingerprint=bench.info.fingerprint,
+        cluster=bench.cluster.name,
+        cluster_fingerprint=bench.cluster.fingerprint(),
+        label=bench.cluster.label,
+        ranks=ranks,
+        links=links,
+        hosts=host_links(links),
+        collectives=collectives,
+        unavailable=unavailable(network),
+        environment=describe_environment(),
+        command=job.command,
+        created_at=now(),
+    )
+
+
+def hosts_of_ranks(cluster: Cluster, machines: Sequence[str]) -> tuple[str, ...]:
+    """The host of each rank: as the mix says where links are emulated, else as the ranks find themselves."""
+    order = list(dict.fromkeys(machines))
+    indices = cluster.host_of_rank if cluster.paces_links else [order.index(machine) for machine in machines]
+    named = len(set(indices)) == len(cluster.hosts)
+    return tuple(cluster.hosts[index].name if named else f"host{index}" for index in indices)

@@ -1,0 +1,105 @@
+"""Run by mpirun on 2 ranks: rounds of three runs in random order, two on the mix and one on the mix 5 % slower.
+
+    paced_runs.py OUT.json JOB ROUNDS
+
+Each run is a trial of its own: trainer, process group, warm-up. Everything the mix states (devices and links) is 5 %
+slower in the slower one. Rank 0 writes the runs of this job.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import sys
+from pathlib import Path
+
+from autotune.bench import Bench, set_up
+from autotune.job import Job, check_job
+from autotune.runtime.control import Control, start_control
+from autotune.runtime.crew import carry_out
+from autotune.runtime.trial import Effort
+from results.record import TrialState
+from results.series import Run
+from results.store import write_json
+from workloads.cluster import Cluster, Device, Host
+from workloads.plan import MIB, BatchPlan, CommPlan, Plan
+
+MIX = Path(__file__).parents[1] / "clusters" / "pair.toml"
+SLOWER = 1.05
+SERIES = ("a", "b", "slower")
+"""The first two are the same; which of them runs when is drawn anew in every round."""
+EFFORT = Effort(warmup=1, steps=20, timeout_s=60)
+
+
+def slower(cluster: Cluster) -> Cluster:
+    """The mix with every stated speed divided by 1.05."""
+    hosts = tuple(_slower_host(host) for host in cluster.hosts)
+    return dataclasses.replace(cluster, name=f"{cluster.name}-slower", hosts=hosts)
+
+
+def _slower_host(host: Host) -> Host:
+    assert host.link is not None
+    up, down = host.link.up_bytes_per_s / SLOWER, host.link.down_bytes_per_s / SLOWER
+    link = dataclasses.replace(host.link, up_bytes_per_s=up, down_bytes_per_s=down)
+    return dataclasses.replace(host, devices=tuple(map(_slower_device, host.devices)), link=link)
+
+
+def _slower_device(device: Device) -> Device:
+    assert device.flops_per_s is not None
+    assert device.memory_bytes_per_s is not None
+    flops, memory = device.flops_per_s / SLOWER, device.memory_bytes_per_s / SLOWER
+    return dataclasses.replace(device, flops_per_s=flops, memory_bytes_per_s=memory)
+
+
+def lead(control: Control, benches: tuple[Bench, Bench], job_number: int, num_rounds: int) -> list[Run]:
+    """Rank 0: tell which mix comes next, measure, note."""
+    bench = benches[0]
+    samples = bench.info.global_batch // 2
+    plan = Plan(batch=BatchPlan(samples=(samples, samples)), comm=CommPlan(bucket_bytes=MIB // 4))
+    generator = random.Random(job_number)
+    runs = []
+    for number in range(num_rounds):
+        for name in generator.sample(SERIES, len(SERIES)):
+            which = int(name == "slower")
+            control.broadcast(which)
+            load = os.getloadavg()[0]
+            measured = benches[which].crew.measure(plan, EFFORT)
+            if measured.state is not TrialState.COMPLETE:
+                raise RuntimeError(measured.reason)
+            run = Run(
+                series=name,
+                job=job_number,
+                round_number=number,
+                steps_s=tuple(round(step, 6) for step in measured.steps_s),
+                cpu_s_per_step=round(sum(rank.cpu_s for rank in measured.ranks), 6),
+                load=load,
+            )
+            runs.append(run)
+    control.broadcast(None)
+    return runs
+
+
+def follow(control: Control, benches: tuple[Bench, Bench]) -> None:
+    """Every other rank: the mix, then the order."""
+    while (which := control.broadcast()) is not None:
+        order = control.broadcast()
+        control.gather(carry_out(order, benches[which].runner))
+
+
+def main(out: Path, job_number: int, num_rounds: int) -> None:
+    control = start_control()
+    job = Job(workload="vgg-tiny", clusters=(str(MIX),), results=out.parent, transports=("gloo",))
+    (mix,) = check_job(job, control.size)
+    benches = set_up(job, mix, control), set_up(job, slower(mix), control)
+    if control.is_leader:
+        write_json(out, lead(control, benches, job_number, num_rounds))
+    else:
+        follow(control, benches)
+    for bench in benches:
+        bench.runner.close()
+    control.share(None)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,94 @@
+"""Run by mpirun: what tracing costs. Trainers that differ only in what is recorded take turns, step by step, in one job.
+
+`mpirun -n 2 python tests/benchmarks/programs/tracing_cost.py [--json FILE]`
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from autotune.runtime.control import start_control
+from autotune.runtime.groups import Groups
+from autotune.runtime.tracing import samplers_for
+from autotune.runtime.trainer import Seat, Trainer
+from profilers.torch_trace import OpTrace
+from results.environment import describe_environment
+from results.stats import speedup
+from workloads.cluster import load_cluster
+from workloads.plan import BatchPlan, CommPlan, Plan
+from workloads.registry import load_workload
+
+ROUNDS, STEPS = 30, 5
+KINDS = (
+    "plain group",
+    "traced group, off",
+    "traced group, recording",
+    "counters at 10 Hz",
+    "torch.profiler",
+    "plain again",
+)
+
+torch.set_num_threads(1)
+control = start_control()
+workload = load_workload("vgg", {})
+cluster = load_cluster("this-machine").for_ranks(control.size)
+even = workload.global_batch // control.size
+plan = Plan(batch=BatchPlan(samples=(even,) * control.size), comm=CommPlan(bucket_bytes=1 << 18))
+seat = Seat(
+    rank=control.rank,
+    device=cluster.devices[control.rank],
+    torch_device=torch.device("cpu"),
+    is_first_of_host=control.is_leader,
+)
+groups = Groups(control, cluster)
+
+
+def run(trainer: Trainer, kind: str) -> float:
+    """The mean step of a few, with what this kind records."""
+    with ExitStack() as stack:
+        if kind == "counters at 10 Hz":
+            for sampler in samplers_for(seat):
+                stack.enter_context(sampler)
+        if kind == "torch.profiler":
+            stack.enter_context(OpTrace())
+        trainer.meet()
+        trainer.record_collectives(on=kind == "traced group, recording")
+        return fmean(trainer.step().total_s for _ in range(STEPS))
+
+
+with ExitStack() as opened:
+    plain = opened.enter_context(groups.open("gloo", timeout_s=300))
+    traced = opened.enter_context(groups.open("gloo", timeout_s=300, traced=True))
+    trainers = [Trainer(workload, plan, traced if kind.startswith("traced") else plain, seat, seed=0) for kind in KINDS]
+    for trainer, kind in zip(trainers, KINDS, strict=True):
+        run(trainer, kind)
+    rounds: list[list[float]] = [[] for _ in KINDS]
+    for number in range(ROUNDS):
+        for index in random.Random(number).sample(range(len(KINDS)), len(KINDS)):
+            rounds[index].append(max(control.share(run(trainers[index], KINDS[index]))))
+    while trainers:
+        trainers.pop().close()
+    del plain, traced, trainer
+
+if control.is_leader:
+    costs = {}
+    for kind, times in zip(KINDS[1:], rounds[1:], strict=True):
+        ratio = speedup(times, rounds[0])
+        costs[kind] = {"times_plain": ratio.value, "low": ratio.low, "high": ratio.high}
+    made_by = {
+        "command": "nox -s tracing_cost",
+        "label": "measured on this machine",
+        "environment": describe_environment(),
+    }
+    text = json.dumps(made_by | {"rounds": ROUNDS, "steps_per_round": STEPS, "step_time": costs}, indent=1) + "\n"
+    sys.stdout.write(text)
+    if "--json" in sys.argv:
+        Path(sys.argv[sys.argv.index("--json") + 1]).write_text(text, encoding="utf-8")
+control.share(None)

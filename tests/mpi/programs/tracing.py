@@ -1,0 +1,109 @@
+"""Run by mpirun: what a traced step says, on every rank. Rank 0 prints {"case", "ok", "detail"} lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import torch
+
+from autotune.bench import capture_workload
+from autotune.runtime.control import start_control
+from autotune.runtime.groups import Groups
+from autotune.runtime.tracing import ClockOffset, traced_step
+from autotune.runtime.trainer import Seat, Trainer
+from profilers.activity import Activity
+from profilers.breakdown import Breakdown, break_down
+from profilers.timeline import Timeline
+from workloads.cluster import load_cluster
+from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
+from workloads.registry import load_workload
+
+torch.set_num_threads(1)
+control = start_control()
+rank, size = control.rank, control.size
+WORKLOADS = ("mlp-tiny", "vgg-tiny", "resnet-tiny", "gpt-tiny", "digits")
+WAYS = (("bucketed", "gloo"), ("ddp", "gloo"), ("bucketed", "mpi"))
+SKEW_S = 2.0
+
+
+def tell(case: str, ok: object, detail: object = "") -> None:
+    if control.is_leader:
+        sys.stdout.write(json.dumps({"case": case, "ok": bool(ok), "detail": detail}) + "\n")
+        sys.stdout.flush()
+
+
+def plan_for(reducer: str, transport: str, total: int) -> Plan:
+    samples = (total - total // 4, *[total // 4 // (size - 1)] * (size - 1))
+    return Plan(
+        batch=BatchPlan(samples=(total - sum(samples[1:]), *samples[1:])),
+        comm=CommPlan(reducer=reducer, transport=transport, bucket_bytes=1 << 14),
+        compression=CompressionPlan(),
+    )
+
+
+def trace(
+    groups: Groups, cluster_name: str, workload_name: str, way: tuple[str, str], skew_s: float = 0.0
+) -> tuple[Timeline, list[float]]:
+    """The timeline of all ranks, and each rank's own wall time of the step; both on rank 0."""
+    workload = load_workload(workload_name, {})
+    reducer, transport = way
+    cluster = load_cluster(cluster_name).for_ranks(size)
+    graph = capture_workload(workload, 0) if cluster.is_emulated else None
+    seat = Seat(rank=rank, device=cluster.devices[rank], torch_device=torch.device("cpu"), graph=graph)
+    with groups.open(transport, timeout_s=30, traced=True) as group:
+        trainer = Trainer(workload, plan_for(reducer, transport, workload.global_batch), group, seat, seed=0)
+        for _ in range(3):
+            trainer.step()
+        if rank == size - 1:
+            time.sleep(skew_s)
+        step, timeline = traced_step(trainer, ClockOffset())
+        trainer.close()
+        del trainer, group
+    parts = control.gather((timeline, step.total_s)) or []
+    return Timeline.merge(part for part, _ in parts), [wall_s for _, wall_s in parts]
+
+
+def communication_share(found: Breakdown) -> float:
+    shares = found.mean_shares()
+    return shares[Activity.COMMUNICATION] + shares[Activity.STRAGGLER]
+
+
+def check(case: str, timeline: Timeline, walls_s: list[float], param_bytes: int) -> None:
+    found = break_down(timeline)
+    errors = [abs(r.wall_s - wall_s) / wall_s for r, wall_s in zip(found.ranks, walls_s, strict=True)]
+    names = [{span.op for span in timeline.of_rank(r).spans if span.kind == "comm"} for r in range(size)]
+    sent = [sum(s.num_bytes for s in timeline.of_rank(r).spans if s.kind == "comm") for r in range(size)]
+    tell(f"{case}: parts sum to the wall time", max(errors) <= 0.01, errors)
+    tell(f"{case}: ranks name the same collectives", len(names[0]) > 0 and all(n == names[0] for n in names))
+    tell(f"{case}: every gradient byte is seen", all(total == param_bytes for total in sent), [sent, param_bytes])
+
+
+for cluster_name in ("mixed4", "this-machine"):
+    groups = Groups(control, load_cluster(cluster_name).for_ranks(size))
+    for workload_name in WORKLOADS:
+        for way in WAYS if workload_name == "vgg-tiny" else WAYS[:1]:
+            found, walls_s = trace(groups, cluster_name, workload_name, way)
+            model = load_workload(workload_name, {}).model()
+            num_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+            if control.is_leader:
+                check(f"{workload_name} on {cluster_name}, {' over '.join(way)}", found, walls_s, num_bytes)
+    if cluster_name == "mixed4":
+        together, late = (
+            trace(groups, cluster_name, "vgg-tiny", ("bucketed", "gloo"), skew_s)[0] for skew_s in (0.0, SKEW_S)
+        )
+        if control.is_leader:
+            shares = [communication_share(break_down(timeline)) for timeline in (together, late)]
+            tell("a skewed start moves no share", abs(shares[0] - shares[1]) <= 0.02, shares)
+    groups.join()
+
+shift_s = 7.5 * rank
+ahead_s, error_s = control.clock_offset(lambda: time.monotonic() + shift_s)
+offsets = control.gather((ahead_s, error_s)) or []
+tell(
+    "shifted clocks are found within the stated error",
+    all(abs(ahead - 7.5 * r) <= error + 1e-6 and error < 0.05 for r, (ahead, error) in enumerate(offsets)),
+    offsets,
+)
+control.share(None)
