@@ -15,8 +15,8 @@ import random
 import shlex
 import subprocess
 import sys
-import tarfile
 import tempfile
+import zipfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -56,11 +56,11 @@ def check_out(revision: str, folder: Path) -> Path:
         if not (Path(revision) / "autotune" / "bench.py").exists():
             raise SpecError(f"folder {revision!r} does not hold the packages: name a git revision, or their folder")
         return Path(revision).resolve()
-    done = subprocess.run(["git", "archive", revision], cwd=ROOT, capture_output=True, check=False)
+    done = subprocess.run(["git", "archive", "--format=zip", revision], cwd=ROOT, capture_output=True, check=False)
     if done.returncode:
         raise SpecError(f"no revision {revision!r}: {done.stderr.decode().strip().splitlines()[0]}")
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        archive.extractall(folder, filter="data")
+    with zipfile.ZipFile(io.BytesIO(done.stdout)) as archive:
+        archive.extractall(folder)
     return folder
 
 

@@ -1,7 +1,8 @@
 """Links measured in a lab are what the lab was told to be, and their latency what a plain socket finds.
 
-Labs have no stated latency (the kernels we met lack netem), so one host is joined by a cable of our own that holds every
-frame back for a known time: then the fitted latency can be held against a latency that is not the machine's own noise.
+Labs have no stated latency (the kernels we met lack netem) and between namespaces a plain socket needs some 20 us, far less than
+gloo itself, so a second test joins one host by a cable that holds every frame back for a known time: there latency is the
+network's own, and the fitted one can be held against it.
 """
 
 from __future__ import annotations
@@ -120,7 +121,8 @@ def with_sockets(errors: dict[str, Any], lab: Lab) -> dict[str, Any]:
     hosts = {host.name: host for host in lab.hosts}
     for pair in errors["pairs"]:
         socket_s = one_way_s(lab, hosts[pair["from"]], hosts[pair["to"]])
-        pair |= {"socket_latency_s": socket_s, "latency_error": pair["fitted_latency_s"] / socket_s - 1}
+        pair |= {"socket_latency_s": socket_s, "latency_over_sockets": pair["fitted_latency_s"] / socket_s - 1}
+        del pair["stated_latency_s"], pair["latency_error"]
     return errors
 
 
@@ -137,6 +139,7 @@ def test_bandwidths_are_within_10_percent_of_the_labs(lab: Lab, path: Path) -> N
     assert all(abs(pair["bandwidth_error"]) < 0.1 for pair in errors["pairs"]), errors
     for host in errors["hosts"]:
         assert all(abs(host[side]) < 0.1 for side in ("up_error", "down_error") if host[side] is not None), errors
+    assert all(pair["fitted_latency_s"] > pair["socket_latency_s"] for pair in errors["pairs"]), errors
 
 
 @pytest.mark.mpi
@@ -149,9 +152,9 @@ def test_a_long_cables_latency_is_within_10_percent_of_what_it_holds_back_and_of
     far = [pair for pair in errors["pairs"] if long_cable.name in (pair["from"], pair["to"])]
     assert len(far) == 4
     for pair in far:
-        pair["error_of_stated_delay"] = pair["fitted_latency_s"] / DELAY_S - 1
+        pair |= {"delay_s": DELAY_S, "latency_error": pair["fitted_latency_s"] / DELAY_S - 1}
     if publishing():
         keep("lab-long-cable", load_profile(next((path.parent / "results" / "profiles").glob("*.json"))), errors)
     assert all(abs(pair["latency_error"]) < 0.1 for pair in far), errors
-    assert all(abs(pair["error_of_stated_delay"]) < 0.1 for pair in far), errors
+    assert all(abs(pair["latency_over_sockets"]) < 0.1 for pair in far), errors
     assert all(abs(pair["bandwidth_error"]) < 0.1 for pair in far), errors
