@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -93,6 +93,18 @@ def bandwidth(lab: Lab, source: LabHost, target: LabHost, num_bytes: int) -> flo
     return float(out)
 
 
+def settles(measure: Callable[[], float], expected: float, rel: float) -> float:
+    """What is measured, up to three times: a busy machine can only take away from what a limit allows."""
+    for _ in range(3):
+        if (value := measure()) == pytest.approx(expected, rel=rel):
+            break
+    return value
+
+
+def share_of_a_core(lab: Lab, host: LabHost) -> float:
+    return float(on(lab, host, SPIN).communicate(timeout=20)[0])
+
+
 def leftovers(name: str) -> list[str]:
     lab = Lab(name=name)
     found = kernel.namespaces(lab) + [str(p) for p in (lab.folder, lab_group(lab)) if p.exists()]
@@ -104,10 +116,9 @@ def test_bandwidth_and_quota_are_what_was_asked(cluster: Path) -> None:
     lab = lab_of(load_cluster(str(cluster)), "ta")
     manage.up(lab)
     alpha, beta = lab.hosts
-    assert bandwidth(lab, alpha, beta, 25_000_000) == pytest.approx(25e6, rel=0.05)
-    assert bandwidth(lab, beta, alpha, 50_000_000) == pytest.approx(50e6, rel=0.05)
-    out, _ = on(lab, alpha, SPIN).communicate(timeout=30)
-    assert float(out) == pytest.approx(0.5, rel=0.1)
+    assert settles(lambda: bandwidth(lab, alpha, beta, 25_000_000), 25e6, 0.05) == pytest.approx(25e6, rel=0.05)
+    assert settles(lambda: bandwidth(lab, beta, alpha, 50_000_000), 50e6, 0.05) == pytest.approx(50e6, rel=0.05)
+    assert settles(lambda: share_of_a_core(lab, alpha), 0.5, 0.1) == pytest.approx(0.5, rel=0.1)
 
 
 def test_a_trace_changes_real_limits_and_the_next_job_starts_from_the_stated_ones(cluster: Path) -> None:
@@ -118,12 +129,12 @@ def test_a_trace_changes_real_limits_and_the_next_job_starts_from_the_stated_one
     tables = {"change": [{"at": 0, "host": "alpha", "bandwidth": 0.5}, {"at": 0, "host": "alpha", "cpus": 0.25}]}
     slowed = ChangingMix(mix, parse_trace(tables, where="t", name="t")).at(0)
     set_limits(lab, as_lab_host(alpha, slowed.hosts[0]))
-    assert bandwidth(lab, alpha, beta, 8_000_000) == pytest.approx(12.5e6, rel=0.05)
-    assert float(on(lab, alpha, SPIN).communicate(timeout=20)[0]) == pytest.approx(0.25, rel=0.1)
+    assert settles(lambda: bandwidth(lab, alpha, beta, 8_000_000), 12.5e6, 0.05) == pytest.approx(12.5e6, rel=0.05)
+    assert settles(lambda: share_of_a_core(lab, alpha), 0.25, 0.1) == pytest.approx(0.25, rel=0.1)
     done = autotune("lab", "run", "--name", "ta", "--", "true")
     assert done.returncode == 0, done.stderr
-    assert bandwidth(lab, alpha, beta, 16_000_000) == pytest.approx(25e6, rel=0.05)
-    assert float(on(lab, alpha, SPIN).communicate(timeout=20)[0]) == pytest.approx(0.5, rel=0.1)
+    assert settles(lambda: bandwidth(lab, alpha, beta, 16_000_000), 25e6, 0.05) == pytest.approx(25e6, rel=0.05)
+    assert settles(lambda: share_of_a_core(lab, alpha), 0.5, 0.1) == pytest.approx(0.5, rel=0.1)
 
 
 def test_eight_hosts_are_up_within_five_seconds_and_gone_after_down(cluster: Path) -> None:
@@ -231,7 +242,9 @@ def test_a_sweep_and_a_replayed_trace_run_over_the_labs_network(cluster: Path, t
     assert done.returncode == 0, done.stderr
     before, during = json.loads(done.stdout)["stretches"]
     assert during["step_s"] > 5 * before["step_s"]
-    assert bandwidth(lab, lab.hosts[1], lab.hosts[0], 16_000_000) == pytest.approx(50e6, rel=0.05), "put back"
+    assert settles(lambda: bandwidth(lab, lab.hosts[1], lab.hosts[0], 16_000_000), 50e6, 0.05) == pytest.approx(
+        50e6, rel=0.05
+    ), "put back"
 
 
 def test_what_cannot_be_is_refused(cluster: Path) -> None:
