@@ -179,3 +179,17 @@ def tracing_cost(session: nox.Session) -> None:
     kept.parent.mkdir(parents=True, exist_ok=True)
     flags = ["--bind-to", "none", "--allow-run-as-root", "-n", "2"]
     run(session, "mpirun", *flags, str(ENVIRONMENT.absolute() / "bin" / "python"), program, "--json", str(kept))
+
+
+@nox.session
+def prediction(session: nox.Session) -> None:
+    """Predictions against measurements in the lab and paced (needs root, half an hour); `-- again`: of the kept runs."""
+    install(session)
+    run(session, "python", "-m", "tests.benchmarks.prediction", *session.posargs)
+
+
+@nox.session
+def tuning_cost(session: nox.Session) -> None:
+    """Steps that ways of searching need, on recorded grids (needs root, ten minutes); `-- again`: of the kept grids."""
+    install(session)
+    run(session, "python", "-m", "tests.benchmarks.tuning_cost", *session.posargs)

@@ -10,7 +10,7 @@ import gc
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 import torch
@@ -20,7 +20,7 @@ from autotune.runtime.control import Control
 from autotune.runtime.crew import Crew
 from autotune.runtime.data import Batches
 from autotune.runtime.groups import Groups
-from autotune.runtime.memory import sample_cap
+from autotune.runtime.memory import sample_cap, static_bytes
 from autotune.runtime.replay import Replay, lab_surroundings
 from autotune.runtime.tracing import ClockOffset
 from autotune.runtime.trainer import Seat
@@ -121,15 +121,8 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> Bench:
     torch_device = _torch_device(control, cluster)
     cluster = cluster.on_hardware(control.share(_hardware(torch_device)))
     graph = agreed(control, lambda: capture_workload(workload, job.seed))
-    info = WorkloadInfo(
-        name=job.workload_name,
-        options=dict(job.options),
-        fingerprint=digest([job.workload, job.options, workload.global_batch, graph.fingerprint()]),
-        global_batch=workload.global_batch,
-        param_bytes=graph.param_bytes,
-        flops_per_sample=graph.flops_per_sample,
-    )
-    limits = agreed(control, lambda: _limits(workload, graph, cluster))
+    info = workload_info(job, workload.global_batch, graph)
+    limits = agreed(control, lambda: sample_bounds(workload, graph, cluster, total=workload.global_batch))
     groups = agreed(control, lambda: Groups(control, cluster))
     rank = control.rank
     changing = ChangingMix(cluster, load_trace(job.replay)) if job.replay is not None else None
@@ -174,10 +167,32 @@ def capture_workload(workload: Workload, seed: int) -> OpGraph:
     return capture(model, lambda count: workload.loss(model, batches.fetch(torch.arange(count))))
 
 
-def _limits(workload: Workload, graph: OpGraph, cluster: Cluster) -> Bounds:
+def with_held_bytes(graph: OpGraph, workload: Workload, seed: int) -> OpGraph:
+    """The graph with what a rank holds between steps, found by taking one: only the optimizer knows its state."""
+    torch.manual_seed(seed)
+    model = workload.model()
+    optimizer = workload.optimizer(model)
+    batches = Batches(workload.dataset(), (workload.global_batch,), 0, seed=seed)
+    workload.loss(model, batches.fetch(torch.arange(workload.min_samples))).backward()
+    optimizer.step()
+    return replace(graph, held_bytes=static_bytes(model, optimizer, buffer_bytes=0))
+
+
+def workload_info(job: Job, global_batch: int, graph: OpGraph) -> WorkloadInfo:
+    """The workload as records and reports name it."""
+    return WorkloadInfo(
+        name=job.workload_name,
+        options=dict(job.options),
+        fingerprint=digest([job.workload, job.options, global_batch, graph.fingerprint()]),
+        global_batch=global_batch,
+        param_bytes=graph.param_bytes,
+        flops_per_sample=graph.flops_per_sample,
+    )
+
+
+def sample_bounds(workload: Workload, graph: OpGraph, cluster: Cluster, *, total: int) -> Bounds:
     """Fewest and most samples per rank: the workload's minimum, and what each device's memory holds."""
     static = _STATE_COPIES * graph.param_bytes
-    total = workload.global_batch
     caps = [sample_cap(static, graph.saved_bytes_per_sample, device, total) for device in cluster.devices]
     limits = bounds(len(cluster.devices), total, minimum=workload.min_samples)
     limits.check(total)

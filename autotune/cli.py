@@ -62,6 +62,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_train(commands)
     _add_race(commands)
     _add_profile(commands)
+    _add_simulate(commands)
+    _add_plan(commands)
     _add_best(commands)
     _add_report(commands)
     _add_compare(commands)
@@ -180,6 +182,53 @@ def _add_profile(commands: Any) -> None:
     parser.set_defaults(run=_run_profile)
 
 
+def _prediction_options(parser: argparse.ArgumentParser) -> None:
+    _job_options(parser, several_clusters=False)
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="take costs from this profile (default: the kept one of this workload and mix, else the mix's own statements)",
+    )
+    parser.add_argument(
+        "--what-if",
+        action="append",
+        default=[],
+        metavar="EDIT",
+        help="bandwidth*2, bandwidth.host3=1 Gbit/s, latency*10, speed.rank0*2, add=DEVICE, remove=HOST, batch=128",
+    )
+
+
+def _add_simulate(commands: Any) -> None:
+    parser = _common(
+        commands, "simulate", "predict the step of a plan on a mix: time, breakdown, memory (no MPI needed)"
+    )
+    _prediction_options(parser)
+    parser.add_argument(
+        "--plan",
+        metavar="best|default|FILE",
+        help="the plan to predict (default: the kept best, else torch DDP's default)",
+    )
+    _trace_option(parser, "the predicted step of all ranks")
+    parser.set_defaults(run=_run_simulate)
+
+
+def _add_plan(commands: Any) -> None:
+    parser = _common(commands, "plan", "the best plan for a mix on predictions alone (no MPI needed)")
+    _prediction_options(parser)
+    parser.add_argument("--objective", default="time", choices=("time", "cost", "energy"))
+    parser.add_argument("--min-throughput", type=float, default=0.0, metavar="X", help="samples per second at least")
+    parser.add_argument(
+        "--method", default="descent", choices=("descent", "tpe", "random"), help="Optuna's TPE and random are controls"
+    )
+    parser.add_argument("--allow-lossy", action="store_true", help="let the search round gradients to fp16 or bf16")
+    parser.add_argument("--transports", default="gloo,mpi", metavar="LIST", help="transports to choose from")
+    parser.add_argument("--export", type=Path, metavar="FILE", help="write the plan to a file, for train --plan FILE")
+    parser.set_defaults(run=_run_plan)
+
+
 def _add_best(commands: Any) -> None:
     parser = _common(commands, "best", "the plans kept for reuse")
     parser.add_argument("--workload", metavar="NAME", help="only this workload's")
@@ -286,6 +335,39 @@ def _run_profile(options: argparse.Namespace, arguments: list[str]) -> int:
 
     job = dataclasses.replace(_job(options, arguments), transports=_names(options.transports))
     return run_profile(job, options.ranks, arguments, as_json=options.json, quiet=options.quiet)
+
+
+def _run_simulate(options: argparse.Namespace, arguments: list[str]) -> int:
+    from autotune.prediction_commands import simulate  # noqa: PLC0415
+
+    return simulate(
+        _job(options, arguments),
+        num_ranks=options.ranks,
+        profiles=tuple(options.profile),
+        what_if=tuple(options.what_if),
+        plan=options.plan,
+        trace=options.trace,
+        as_json=options.json,
+    )
+
+
+def _run_plan(options: argparse.Namespace, arguments: list[str]) -> int:
+    from autotune.prediction_commands import plan  # noqa: PLC0415
+
+    job = dataclasses.replace(
+        _job(options, arguments), allow_lossy=options.allow_lossy, transports=_names(options.transports)
+    )
+    return plan(
+        job,
+        num_ranks=options.ranks,
+        profiles=tuple(options.profile),
+        what_if=tuple(options.what_if),
+        objective=options.objective,
+        min_throughput=options.min_throughput,
+        method=options.method,
+        export=options.export,
+        as_json=options.json,
+    )
 
 
 def _run_doctor(options: argparse.Namespace, _arguments: list[str]) -> int:

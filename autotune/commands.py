@@ -27,11 +27,11 @@ def doctor(results: Path, num_ranks: int, *, as_json: bool) -> int:
 
     findings = examine(results, num_ranks)
     if as_json:
-        _write(to_data(findings))
+        write(to_data(findings))
     else:
         from results.list_console import show_findings  # noqa: PLC0415 - rich is not needed for JSON
 
-        show_findings(_console(), [(f.what, f.state, f.detail, f.fix) for f in findings])
+        show_findings(console(), [(f.what, f.state, f.detail, f.fix) for f in findings])
     return int(any(finding.state == "problem" for finding in findings))
 
 
@@ -56,11 +56,11 @@ def best(results: Path, workload: str | None, cluster: str | None, export: Path 
         except OSError as error:
             raise SpecError(f"cannot write {str(export)!r}: {error.strerror}") from error
     if as_json:
-        _write([to_data(plan) | {"file": str(path)} for path, plan in kept])
+        write([to_data(plan) | {"file": str(path)} for path, plan in kept])
     else:
         from results.list_console import show_best  # noqa: PLC0415
 
-        show_best(_console(), kept)
+        show_best(console(), kept)
     return 0
 
 
@@ -71,15 +71,15 @@ def report(results: Path, study: str | None, trace: Path | None, trial: int | No
     if trace is not None:
         _write_trace(stores, reports, trace, trial)
     if as_json:
-        _write([to_data(entry) for entry in reports] if len(reports) > 1 else to_data(reports[0]))
+        write([to_data(entry) for entry in reports] if len(reports) > 1 else to_data(reports[0]))
         return 0
     from results.console import show_ranking, show_report  # noqa: PLC0415
 
-    console = _console()
+    screen = console()
     for entry in reports:
-        show_report(console, entry)
+        show_report(screen, entry)
     if len(reports) > 1:
-        show_ranking(console, reports)
+        show_ranking(screen, reports)
     return 0
 
 
@@ -87,11 +87,11 @@ def compare(results: Path, before: str, after: str, *, as_json: bool) -> int:
     """Exit code 4 if anything that both sides measured became slower beyond noise."""
     changes = compare_sides(read_side(before, results), read_side(after, results))
     if as_json:
-        _write(to_data(changes))
+        write(to_data(changes))
     else:
         from results.compare_console import show_changes  # noqa: PLC0415
 
-        show_changes(_console(), changes)
+        show_changes(console(), changes)
     return REGRESSION if changes.regressions else 0
 
 
@@ -115,11 +115,13 @@ def _report(results: Path, store: StudyStore) -> Any:
     return build_report(info, store.records(), store.comparison(), str(path) if path.exists() else None)
 
 
-def _console() -> Any:
+def console() -> Any:
+    """Where reports go."""
     from results.console import make_console  # noqa: PLC0415
 
     return make_console(stream=sys.stdout, terminal=is_terminal(STDOUT), width=terminal_width(STDOUT))
 
 
-def _write(data: Any) -> None:
+def write(data: Any) -> None:
+    """One JSON document on stdout."""
     sys.stdout.write(json.dumps(data, indent=1) + "\n")

@@ -1,16 +1,19 @@
-"""The device part of a profile: this rank's ops, whole steps and memory as lines over the batch size."""
+"""The device part of a profile: this rank's ops, whole steps and memory as lines over the batch size, codecs over bytes."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from autotune.bench import Bench, agreed
 from autotune.job import Job
+from autotune.runtime.codec_probe import CodecSample, codec_sizes, measure_codecs
 from autotune.runtime.control import Control
 from autotune.runtime.op_probe import OpProbe, SizeSamples, sizes_to_measure
-from results.fits import MemoryFit, WorkFit
-from results.profile import OpProfile, RankProfile, StepPoint
+from results.fits import MemoryFit, TransferFit, WorkFit
+from results.profile import CodecProfile, CodecRow, OpProfile, RankProfile, StepPoint
 from workloads.graph import OpGraph
+from workloads.plan import CODECS
 
 _BUDGET_S = 10.0
 """How long the ops of one rank may be measured, if three rounds do not take longer."""
@@ -30,8 +33,16 @@ def measure_device(job: Job, bench: Bench, control: Control, *, host: str) -> tu
             probe.close()
 
     found = agreed(control, measure)
+    codecs = agreed(control, lambda: measured_codecs(bench))
     own = rank_profile(bench.graph, found, rank=rank, device=bench.cluster.devices[rank].name, host=host)
-    return tuple(control.share(own))
+    return tuple(control.share(dataclasses.replace(own, codecs=codecs)))
+
+
+def measured_codecs(bench: Bench) -> tuple[CodecProfile, ...]:
+    """Every codec a plan may name that does anything."""
+    names = [name for name in CODECS if name != "none"]
+    found = measure_codecs(names, codec_sizes(bench.graph.param_bytes), bench.seat.torch_device)
+    return tuple(codec_profile(name, samples) for name, samples in found.items())
 
 
 def rank_profile(graph: OpGraph, found: Sequence[SizeSamples], *, rank: int, device: str, host: str) -> RankProfile:
@@ -54,6 +65,18 @@ def rank_profile(graph: OpGraph, found: Sequence[SizeSamples], *, rank: int, dev
             for op in graph.ops
         ),
         steps=tuple(map(step_point, found)),
+    )
+
+
+def codec_profile(name: str, found: Sequence[CodecSample]) -> CodecProfile:
+    """Lines through what was measured at each size."""
+    return CodecProfile(
+        name=name,
+        encode=TransferFit.through([(size.num_bytes, size.encode_s) for size in found]),
+        decode=TransferFit.through([(size.num_bytes, size.decode_s) for size in found]),
+        rows=tuple(
+            CodecRow(num_bytes=size.num_bytes, encode_s=size.encode_s, decode_s=size.decode_s) for size in found
+        ),
     )
 
 

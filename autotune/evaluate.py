@@ -1,11 +1,14 @@
-"""Evaluators: whoever can say what a plan is worth. Today by measuring it; the search does not care how."""
+"""Evaluators: whoever can say what a plan is worth, by measuring it or by remembering. The search does not care how."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from autotune.runtime.crew import Crew, Measurement
 from autotune.runtime.trial import Effort
+from results.record import TrialRecord
+from workloads.errors import SpecError
 from workloads.plan import Plan
 
 
@@ -24,3 +27,33 @@ class MeasuredEvaluator:
 
     def evaluate(self, plan: Plan, effort: Effort) -> Measurement:
         return self._crew.measure(plan, effort)
+
+
+class ReplayedEvaluator:
+    """Answers from a recorded sweep as if it measured, so that ways of searching can be compared without machines.
+
+    A plan that was recorded several times answers with each record in turn, over and over.
+    """
+
+    def __init__(self, records: Sequence[TrialRecord]) -> None:
+        self._records: dict[Plan, list[TrialRecord]] = {}
+        for record in records:
+            self._records.setdefault(record.plan, []).append(record)
+        self._asked: dict[Plan, int] = {}
+        self.num_steps = 0
+        """Training steps that the answers stand for, the unscored ones of each effort included."""
+
+    @property
+    def plans(self) -> list[Plan]:
+        """All that can be asked for."""
+        return list(self._records)
+
+    def evaluate(self, plan: Plan, effort: Effort) -> Measurement:
+        kept = self._records.get(plan)
+        if kept is None:
+            raise SpecError(f"plan {plan.fingerprint()} is not among the {len(self._records)} that were recorded")
+        turn = self._asked.get(plan, 0)
+        self._asked[plan] = turn + 1
+        record = kept[turn % len(kept)]
+        self.num_steps += effort.warmup + effort.steps
+        return Measurement(state=record.state, reason=record.reason, steps_s=record.steps_s, ranks=record.ranks)

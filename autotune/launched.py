@@ -22,7 +22,7 @@ from autotune.runtime.launch import become, mpirun_command
 from autotune.terminal import STDERR, STDOUT, is_terminal, terminal_width
 from results.environment import available_cores
 from workloads.cluster import Cluster
-from workloads.errors import AutotuneError
+from workloads.errors import AutotuneError, SpecError
 from workloads.serial import to_data
 
 _FORWARD_S = 0.5
@@ -57,6 +57,7 @@ def run_sweep(job: Job, num_ranks: int | None, arguments: list[str], *, as_json:
 
 def run_train(job: Job, num_ranks: int | None, arguments: list[str], *, as_json: bool, quiet: bool) -> int:
     """`autotune train` on this rank."""
+    check_one_mix(job)
 
     def body(clusters: tuple[Cluster, ...], control: Control) -> None:
         from autotune.train import train  # noqa: PLC0415 - loads torch, after the door
@@ -76,6 +77,7 @@ def run_train(job: Job, num_ranks: int | None, arguments: list[str], *, as_json:
 
 def run_race(job: Job, num_ranks: int | None, arguments: list[str], *, as_json: bool, quiet: bool) -> int:
     """`autotune race` on this rank."""
+    check_one_mix(job)
 
     def body(clusters: tuple[Cluster, ...], control: Control) -> None:
         from autotune.race import race  # noqa: PLC0415 - loads torch, after the door
@@ -100,6 +102,7 @@ def run_race(job: Job, num_ranks: int | None, arguments: list[str], *, as_json: 
 
 def run_profile(job: Job, num_ranks: int | None, arguments: list[str], *, as_json: bool, quiet: bool) -> int:
     """`autotune profile` on this rank."""
+    check_one_mix(job)
 
     def body(clusters: tuple[Cluster, ...], control: Control) -> None:
         from autotune.profile import profile  # noqa: PLC0415 - loads torch, after the door
@@ -118,6 +121,14 @@ def run_profile(job: Job, num_ranks: int | None, arguments: list[str], *, as_jso
             show_profile(_console(STDOUT), result, path)
 
     return run_on_ranks(job, num_ranks, arguments, body)
+
+
+def check_one_mix(job: Job) -> None:
+    """Only a sweep goes through several: elsewhere all but the first would be left out without a word."""
+    if len(job.clusters) > 1:
+        raise SpecError(
+            f"--cluster {','.join(job.clusters)!r} names {len(job.clusters)} mixes: only a sweep takes several, name one"
+        )
 
 
 def run_on_ranks(job: Job, num_ranks: int | None, arguments: list[str], body: Body) -> int:

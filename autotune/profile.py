@@ -1,7 +1,7 @@
 """Profile: what each rank's device, each link and each collective costs, measured on all ranks and kept for predictions.
 
-Every rank runs the same list of steps. Devices are measured by all ranks at once, as they compute at once in training;
-links one pair at a time, so that none slows another; then each collective over each transport.
+Every rank runs the same list of steps. Devices and codecs are measured by all ranks at once, as they compute at once in
+training; links one pair at a time, so that none slows another; then each collective over each transport.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def profile(job: Job, cluster: Cluster, control: Control, say: Callable[[str], N
     bench = set_up(job, cluster, control)
     hosts = hosts_of_ranks(bench.cluster, control.share(socket.gethostname()))
     network = Network(bench=bench, control=control, hosts=hosts, timeout_s=job.timeout_s)
-    say(f"{bench.info.name} on {bench.cluster.name}: devices")
+    say(f"{bench.info.name} on {bench.cluster.name}: devices and codecs")
     ranks = measure_device(job, bench, control, host=hosts[control.rank])
     say("links")
     links = measure_links(network)

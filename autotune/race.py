@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from autotune.bench import Bench, set_up
 from autotune.contest import fastest
@@ -24,6 +25,9 @@ from workloads.cluster import Cluster
 from workloads.errors import InfeasiblePlanError
 from workloads.plan import MIB
 
+if TYPE_CHECKING:
+    from autotune.simulate.simulator import Simulator
+
 HAND_BUCKETS_BYTES = (*(2**log2 for log2 in range(16, 24)), 25 * MIB)
 """With as many steps as the others have, a user can try every power of two, and DDP's own."""
 
@@ -31,15 +35,20 @@ _STEPS = 4
 _STEPS_PER_ROUND = 2
 
 
-def entrants(bench: Bench, *, trials: int, seed: int) -> list[Tuner]:
+def entrants(bench: Bench, simulator: Simulator | None, *, trials: int, seed: int) -> list[Tuner]:
     """Who takes part, in the order of the table."""
     return [
         DefaultDdp(bench),
         HandTunedDdp(bench, HAND_BUCKETS_BYTES),
         HandTunedDdp(bench, HAND_BUCKETS_BYTES, codec="fp16", name=DDP_TUNED_FP16),
         PlainOptuna(bench, seed=seed),
-        GuidedSearch(bench, SearchOptions(seed=seed, trials=trials - 1), name=OURS),
-        GuidedSearch(bench, SearchOptions(seed=seed, allow_lossy=True, trials=trials - 1), name=OURS_LOSSY),
+        GuidedSearch(bench, SearchOptions(seed=seed, trials=trials - 1), simulator=simulator, name=OURS),
+        GuidedSearch(
+            bench,
+            SearchOptions(seed=seed, allow_lossy=True, trials=trials - 1),
+            simulator=simulator,
+            name=OURS_LOSSY,
+        ),
     ]
 
 
@@ -65,7 +74,11 @@ def race(job: Job, cluster: Cluster, control: Control, watcher: Watcher) -> Race
 
 def lead_race(job: Job, bench: Bench, watcher: Watcher) -> Race:
     """Rank 0's part: everybody tunes, then the plans they chose are compared."""
-    lanes = [_Lane(tuner=tuner) for tuner in entrants(bench, trials=job.trials, seed=job.seed)]
+    from autotune.predict import bench_simulator  # noqa: PLC0415 - compiled code that rank 0 alone needs
+
+    lanes = [
+        _Lane(tuner=tuner) for tuner in entrants(bench, bench_simulator(job, bench), trials=job.trials, seed=job.seed)
+    ]
     effort = Effort(warmup=job.warmup, steps=job.steps or _STEPS, timeout_s=job.timeout_s, traced=False)
     watcher.start(1 + job.trials * (len(lanes) - 1), f"race: {bench.info.name} on {bench.cluster.name}")
     tune(lanes, bench, effort, job.trials, watcher)

@@ -83,6 +83,14 @@ class Space:
         middle = (max(tilts) + min(tilts)) / 2
         return {f"tilt.{rank}": min(max(tilt - middle, -MAX_TILT), MAX_TILT) for rank, tilt in enumerate(tilts)}
 
+    def point(self, plan: Plan) -> dict[str, Any]:
+        """The coordinates of a plan."""
+        return self.tilts(plan.batch.samples) | {
+            "bucket_log2": plan.comm.bucket_bytes.bit_length() - 1,
+            "codec": plan.compression.codec,
+            "transport": plan.comm.transport,
+        }
+
     def describe(self) -> dict[str, Any]:
         """What makes two spaces the same; the reference is measured and does not count."""
         described = {key: value for key, value in to_data(self).items() if key != "reference"}

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from autotune.bench import Bench
 from autotune.contest import default_record, fastest
@@ -24,6 +24,9 @@ from results.environment import describe_environment
 from results.record import StudyInfo, TrialRecord
 from results.store import StudyStore
 from workloads.errors import SpecError
+
+if TYPE_CHECKING:
+    from autotune.simulate.simulator import Simulator
 
 _FEWEST_STEPS, _MOST_STEPS = 5, 100
 _TRIAL_S = 1.0
@@ -53,6 +56,8 @@ class Study:
     evaluator: Evaluator
     watcher: Watcher
     records: list[TrialRecord]
+    simulator: Simulator | None = None
+    """Predicts what is measured, where the costs of the devices are known."""
 
     def effort(self) -> Effort:
         """As many steps as asked for; else enough to last a second, judged by the default."""
@@ -115,6 +120,8 @@ def record_trial(study: Study, proposal: Proposal) -> TrialRecord:
     except LostRankError as error:
         measured, silent = error.measurement, error
     record = as_record(len(study.records), proposal, measured, started_at=started, duration_s=time.monotonic() - begun)
+    if study.simulator is not None:
+        record = replace(record, predicted=study.simulator.prediction(proposal.plan))
     study.store.append(record)
     study.records.append(record)
     if silent is not None:

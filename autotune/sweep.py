@@ -44,10 +44,15 @@ def sweep(job: Job, clusters: tuple[Cluster, ...], control: Control, watcher: Wa
 def sweep_one(job: Job, bench: Bench, watcher: Watcher) -> SweepReport:
     """One workload on one mix, step by step."""
     study = open_study(job, bench, watcher, num_baselines=1 + len(HAND_BUCKETS_BYTES))
+
+    from autotune.predict import bench_simulator  # noqa: PLC0415 - compiled code that rank 0 alone needs
+
+    study.simulator = bench_simulator(job, bench)
     try:
         tune(study, HandTunedDdp(bench))
         options = SearchOptions(sampler=job.sampler, seed=job.seed, allow_lossy=job.allow_lossy, trials=job.trials)
-        tune(study, GuidedSearch(bench, options, study.store.search_db), trials=job.trials, time_s=job.time_s)
+        search = GuidedSearch(bench, options, study.store.search_db, simulator=study.simulator)
+        tune(study, search, trials=job.trials, time_s=job.time_s)
         comparison = compare(study)
         best_file = keep_best(study, comparison)
         return build_report(study.store.info(), study.records, comparison, best_file)
@@ -64,7 +69,7 @@ def tune(study: Study, tuner: Tuner, *, trials: int | None = None, time_s: float
         proposal = tuner.propose(study.records)
         if proposal is None:
             if trials is not None:
-                study.watcher.phase("every plan of the space has been measured")
+                study.watcher.phase(tuner.enough or "every plan of the space has been measured")
             return
         tuner.heard(record_trial(study, proposal))
 

@@ -13,7 +13,7 @@ from autotune.runtime.control import Control
 from autotune.runtime.crew import follow
 from autotune.runtime.trial import Effort
 from profilers.breakdown import break_down, largest_costs
-from profilers.perfetto import write_trace
+from profilers.perfetto import check_trace_file, write_trace
 from results.best import check_made_for, load_best
 from results.record import BestPlan, TrialState
 from results.stats import Ratio, speedup
@@ -41,6 +41,8 @@ def train(job: Job, cluster: Cluster, control: Control, on_step: Callable[[int],
 
 def lead_training(job: Job, bench: Bench, on_step: Callable[[int], None]) -> TrainingReport:
     """Rank 0's part: choose the plan, compare, train, report."""
+    if job.trace is not None:
+        check_trace_file(job.trace)
     kept = find_plan(job, bench)
     total = bench.info.global_batch
     num_ranks = len(bench.cluster.devices)

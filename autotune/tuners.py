@@ -19,11 +19,13 @@ from autotune.simulate.limit import stated_sample_s
 from autotune.space import Proposal, Space
 from results.record import DDP_DEFAULT, DDP_TUNED, Role, TrialRecord
 from workloads.plan import MIB, BatchPlan, CompressionPlan, Plan, default_plan
-from workloads.split import balanced, even, proportional
+from workloads.split import RankCost, balanced, even, proportional
 
 if TYPE_CHECKING:
     from autotune.search.plain import PlainStudy
+    from autotune.search.ranking import Ranking
     from autotune.search.study import Search
+    from autotune.simulate.simulator import Simulator
 
 HAND_BUCKETS_BYTES = (MIB // 4, MIB, 4 * MIB, 25 * MIB)
 """Bucket sizes tried for DDP with a proportional split: what a careful user would try by hand."""
@@ -32,6 +34,13 @@ HAND_BUCKETS_BYTES = (MIB // 4, MIB, 4 * MIB, 25 * MIB)
 _CONFIRMED = 3
 _CONFIRM_FROM = 8
 """A shorter search has no trials to spare for measuring twice."""
+_MEASURED_TWICE = 2
+_LEAST_SEARCHED = 6
+"""Before so many trials the search does not believe that it has seen enough."""
+_OPTUNA_PROPOSES = 16
+_SPLIT_NOISE = 0.03
+LEAST_GAIN = 0.005
+"""What a measurement cannot tell from noise is not worth one."""
 
 
 class Tuner(Protocol):
@@ -39,6 +48,8 @@ class Tuner(Protocol):
 
     name: str
     is_lossless: bool
+    enough: str
+    """Why it had nothing more to propose; empty where there is nothing to say."""
 
     def propose(self, records: Sequence[TrialRecord]) -> Proposal | None:
         """The next plan to measure, given the trials so far; None: no more."""
@@ -52,6 +63,7 @@ class DefaultDdp:
 
     name = DDP_DEFAULT
     is_lossless = True
+    enough = ""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
@@ -70,6 +82,8 @@ class DefaultDdp:
 
 class HandTunedDdp:
     """DDP as a careful user tunes it: the default shows the speeds, then samples in proportion, several bucket sizes."""
+
+    enough = ""
 
     def __init__(
         self,
@@ -118,6 +132,7 @@ class PlainOptuna:
 
     name = "Optuna on DDP's knobs"
     is_lossless = True
+    enough = ""
 
     def __init__(self, bench: Bench, *, seed: int) -> None:
         self._bench, self._seed = bench, seed
@@ -148,34 +163,73 @@ class SearchOptions:
 
 
 class GuidedSearch:
-    """Our search: the default first, a few openings, then in turn a step from the best plan so far and whatever Optuna
-    proposes over the joint space. All but every fourth trial take the split that the measured speeds call for. The last
-    trials of a budget measure the best plans once more: the fastest of many noisy trials owes part of it to luck.
+    """Our search: the default first, then whatever predictions corrected by measurements speak for (`search.ranking`).
+
+    Where nothing can be predicted, a few openings, then in turn a step from the best plan so far and whatever Optuna
+    proposes, with the split that the measured speeds call for. The last trials of a budget measure the best plans once
+    more: the fastest of many noisy trials owes part of it to luck.
     """
 
     def __init__(
-        self, bench: Bench, options: SearchOptions, storage: Path | None = None, *, name: str = "autotune"
+        self,
+        bench: Bench,
+        options: SearchOptions,
+        storage: Path | None = None,
+        *,
+        simulator: Simulator | None = None,
+        name: str = "autotune",
     ) -> None:
         self._bench, self._options, self._storage = bench, options, storage
         self._default = DefaultDdp(bench)
         self._engine: Search | None = None
         self._space = bench.space((1.0,) * len(bench.cluster.devices), allow_lossy=options.allow_lossy)
+        self._simulator = simulator if options.sampler != "random" else None
+        self._ranking: Ranking | None = None
         self.name = name
         self.is_lossless = not options.allow_lossy
+        self.enough = ""
 
     def propose(self, records: Sequence[TrialRecord]) -> Proposal | None:
         if (first := self._default.propose(records)) is not None:
             return first
-        if (doubtful := self._doubtful(records)) is not None:
+        if self._is_near_the_end(records) and (doubtful := least_measured(records)) is not None:
             return Proposal(plan=doubtful)
         if self._engine is None:
             self._engine, self._space = self._open(records)
         costs = fit_costs(records)
         if self._options.sampler != "random" and costs is not None:
-            self._guide(
-                self._engine, self._space, records, balanced(costs, self._space.global_batch, self._space.limits)
-            )
+            samples = worthwhile_split(costs, self._space)
+            if self._simulator is None:
+                self._guide(self._engine, self._space, records, samples)
+            elif not self._simulate(self._engine, self._simulator, records, samples):
+                return self._confirm(records)
         return self._engine.ask()
+
+    def _simulate(
+        self, engine: Search, simulator: Simulator, records: Sequence[TrialRecord], samples: tuple[int, ...]
+    ) -> bool:
+        """Queue the plan that predictions speak for; False where none promises more than noise."""
+        if self._ranking is None:
+            from autotune.search.ranking import Ranking  # noqa: PLC0415 - rank 0's alone
+
+            self._ranking = Ranking(simulator, self._space)
+        searched = sum(record.role is Role.SEARCH for record in records)
+        best = fastest(records, Role.SEARCH)
+        choice = self._ranking.choose(
+            records, samples, best.plan if best else None, engine.proposals(_OPTUNA_PROPOSES), explore=searched % 2 == 1
+        )
+        if choice is None or (searched >= _LEAST_SEARCHED and choice.gain < LEAST_GAIN):
+            return False
+        engine.enqueue_plan(choice.plan)
+        return True
+
+    def _confirm(self, records: Sequence[TrialRecord]) -> Proposal | None:
+        """Nothing promises more: the best plans once more, unless they have been, and that is all."""
+        doubtful = least_measured(records)
+        if doubtful is not None and sum(record.plan == doubtful for record in records) < _MEASURED_TWICE:
+            return Proposal(plan=doubtful)
+        self.enough = "no other plan promises more than noise"
+        return None
 
     def _guide(self, engine: Search, space: Space, records: Sequence[TrialRecord], samples: tuple[int, ...]) -> None:
         """Queue the next trial's split, and its other knobs where experience has something to say."""
@@ -190,15 +244,11 @@ class GuidedSearch:
         elif len(searched) % 4:
             engine.enqueue(samples)
 
-    def _doubtful(self, records: Sequence[TrialRecord]) -> Plan | None:
-        """Near the end of the budget: of the best plans, the one that was measured least."""
+    def _is_near_the_end(self, records: Sequence[TrialRecord]) -> bool:
         trials = self._options.trials
-        left = None if trials is None else trials - sum(record.role is Role.SEARCH for record in records)
-        if trials is None or trials < _CONFIRM_FROM or left is None or left > _CONFIRMED:
-            return None
-        best = [record.plan for record in by_speed(records)[:_CONFIRMED]]
-        counts = Counter(record.plan.fingerprint() for record in records)
-        return min(best, key=lambda plan: counts[plan.fingerprint()], default=None)
+        if trials is None or trials < _CONFIRM_FROM:
+            return False
+        return trials - sum(record.role is Role.SEARCH for record in records) <= _CONFIRMED
 
     def heard(self, record: TrialRecord) -> None:
         if record.search_number is not None:
@@ -211,6 +261,26 @@ class GuidedSearch:
         options = self._options
         space = self._bench.space(reference_speeds(self._bench, records), allow_lossy=options.allow_lossy)
         return Search(self._storage, space, records, sampler=options.sampler, seed=options.seed), space
+
+
+def worthwhile_split(costs: Sequence[RankCost], space: Space) -> tuple[int, ...]:
+    """The split with the smallest slowest-rank time or, where that is within noise of it, the even one: on equal devices
+    measured speeds differ by chance, and following them would unbalance what was balanced.
+    """
+    total, limits = space.global_batch, space.limits
+    plain, best = even(total, limits), balanced(costs, total, limits)
+
+    def slowest_s(samples: tuple[int, ...]) -> float:
+        return max(cost.fixed_s + cost.per_sample_s * count for cost, count in zip(costs, samples, strict=True))
+
+    return plain if slowest_s(plain) <= slowest_s(best) * (1 + _SPLIT_NOISE) else best
+
+
+def least_measured(records: Sequence[TrialRecord]) -> Plan | None:
+    """Of the best plans, the one that was measured least."""
+    best = [record.plan for record in by_speed(records)[:_CONFIRMED]]
+    counts = Counter(record.plan for record in records)
+    return min(best, key=lambda plan: counts[plan], default=None)
 
 
 def reference_speeds(bench: Bench, records: Sequence[TrialRecord]) -> tuple[float, ...]:

@@ -3,7 +3,8 @@
 Source: NVML's reference, https://docs.nvidia.com/deploy/nvml-api. What its readings mean:
 - utilisation is the share of the last 1/6 to 1 s in which some kernel ran, not how full the device was;
 - power is an average over 1 s on Ampere (but GA100) and later, so at 10 Hz only energy resolves short steps;
-- PCIe throughput is measured over 20 ms for each direction, for which the call waits: those meters come last.
+- PCIe throughput is measured over 20 ms for each direction, for which the call waits: those meters come last, and only
+  with every tenth sample.
 A MIG slice answers few of these; the others are unavailable with NVML's reason. Left out: per-process figures.
 """
 
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from profilers.observer import Clock, Integral, Meter, MeteredDevice, Observer, Rise, Unavailable, describe
+from profilers.observer import Clock, Integral, Meter, MeteredDevice, Observer, Rise, Seldom, Unavailable, describe
 from workloads.errors import MissingDependencyError, SpecError
 
 UNITS: Mapping[str, str] = {
@@ -54,6 +55,7 @@ _REMEDIES: Mapping[str, str] = {
     "NVML_ERROR_NO_PERMISSION": "this user may not open /dev/nvidiactl",
 }
 _ALL_LINKS = 2**32 - 1
+_PCIE_EVERY = 10
 
 
 def open_nvml(uuid: str, *, clock: Clock = time.monotonic) -> Observer:
@@ -117,7 +119,7 @@ def _uuids(nvml: Any) -> Iterator[str]:
 def _meters(nvml: Any, gpu: Any, clock: Clock) -> Iterator[Meter]:
     """The meters in the order they are read: slow ones last, so that the others are close to the sample's moment."""
 
-    def meter(name: str, read: Callable[[], float]) -> Meter:
+    def meter(name: str, read: Callable[[], float | None]) -> Meter:
         return Meter(name=name, unit=UNITS[name], read=read)
 
     yield meter("gpu_utilisation", lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
@@ -126,12 +128,11 @@ def _meters(nvml: Any, gpu: Any, clock: Clock) -> Iterator[Meter]:
     yield _energy(nvml, gpu, clock)
     yield meter("gpu_sm_clock", lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM) * 1e6)
     yield meter("gpu_memory_clock", lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM) * 1e6)
-    yield meter("gpu_throttle_reasons", lambda: _throttle_bits(nvml, gpu))
+    yield meter("gpu_throttle_reasons", _throttle_bits(nvml, gpu))
     yield meter("gpu_nvlink_tx", _nvlink_bytes(nvml, gpu, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX))
     yield meter("gpu_nvlink_rx", _nvlink_bytes(nvml, gpu, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX))
-    # NVML says KB/s without saying which; 1000 is what the letters mean.
-    yield meter("gpu_pcie_tx", lambda: nvml.nvmlDeviceGetPcieThroughput(gpu, nvml.NVML_PCIE_UTIL_TX_BYTES) * 1e3)
-    yield meter("gpu_pcie_rx", lambda: nvml.nvmlDeviceGetPcieThroughput(gpu, nvml.NVML_PCIE_UTIL_RX_BYTES) * 1e3)
+    yield meter("gpu_pcie_tx", _pcie_bytes_per_s(nvml, gpu, nvml.NVML_PCIE_UTIL_TX_BYTES))
+    yield meter("gpu_pcie_rx", _pcie_bytes_per_s(nvml, gpu, nvml.NVML_PCIE_UTIL_RX_BYTES))
 
 
 def _energy(nvml: Any, gpu: Any, clock: Clock) -> Meter:
@@ -146,12 +147,25 @@ def _energy(nvml: Any, gpu: Any, clock: Clock) -> Meter:
     return Meter(name=name, unit=UNITS[name], read=lambda: energy_mj() / 1e3)
 
 
-def _throttle_bits(nvml: Any, gpu: Any) -> int:
-    try:
-        bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
-    except nvml.NVMLError_FunctionNotFound:  # drivers before 535 know it by its old name
-        bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
-    return int(bits)
+def _throttle_bits(nvml: Any, gpu: Any) -> Callable[[], float]:
+    """Drivers before 535 know the function by its old name; which one it is, is found out once."""
+    functions = [nvml.nvmlDeviceGetCurrentClocksEventReasons, nvml.nvmlDeviceGetCurrentClocksThrottleReasons]
+
+    def read() -> int:
+        try:
+            return int(functions[0](gpu))
+        except nvml.NVMLError_FunctionNotFound:
+            if len(functions) == 1:
+                raise
+            del functions[0]
+            return read()
+
+    return read
+
+
+def _pcie_bytes_per_s(nvml: Any, gpu: Any, direction: int) -> Callable[[], float | None]:
+    """NVML says KB/s without saying which; 1000 is what the letters mean."""
+    return Seldom(lambda: nvml.nvmlDeviceGetPcieThroughput(gpu, direction) * 1e3, every=_PCIE_EVERY)
 
 
 def _nvlink_bytes(nvml: Any, gpu: Any, field: int) -> Callable[[], float]:

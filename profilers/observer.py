@@ -183,6 +183,26 @@ class Integral:
         return self._total
 
 
+class Seldom:
+    """A reading that costs too much to take each time: with the probe, the first sample, and every n-th from there.
+
+    In between there is nothing new.
+    """
+
+    def __init__(self, read: Callable[[], float], every: int) -> None:
+        self._read = read
+        self._every = every
+        self._left = 0
+        self._is_probe = True
+
+    def __call__(self) -> float | None:
+        if self._is_probe:
+            self._is_probe = False
+            return self._read()
+        self._left = (self._left or self._every) - 1
+        return self._read() if self._left == self._every - 1 else None
+
+
 class Sampler:
     """Samples an observer at a steady beat from a thread, between `start` and `stop` or as a context manager.
 

@@ -7,6 +7,7 @@ and a stored trace compared; other programs' traces are refused, as they mean ot
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -55,7 +56,18 @@ def write_trace(timeline: Timeline, path: Path) -> None:
     try:
         _replace(path, text)
     except OSError as error:
-        raise SpecError(f"cannot write trace {str(path)!r}: {error.strerror}: name another file") from error
+        raise _cannot_write(path, error) from error
+
+
+def check_trace_file(path: Path) -> None:
+    """Refuse what `write_trace` could not write, before there is anything to write: a run may take long."""
+    if path.is_dir():
+        raise _cannot_write(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise _cannot_write(path, error) from error
 
 
 def read_trace(path: Path) -> Timeline:
@@ -85,6 +97,10 @@ def _trace(timeline: Timeline) -> dict[str, Any]:
         written_by=WRITER, format=FORMAT, clock_error_s=timeline.clock_error_s, counters=tuple(dict.fromkeys(names))
     )
     return {"traceEvents": trace_events(timeline), "displayTimeUnit": "ms", "otherData": to_data(header)}
+
+
+def _cannot_write(path: Path, error: OSError) -> SpecError:
+    return SpecError(f"cannot write trace {str(path)!r}: {error.strerror}: name another file")
 
 
 def _replace(path: Path, text: str) -> None:

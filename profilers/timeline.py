@@ -13,10 +13,11 @@ class Span:
 
     rank: int
     lane: str
-    """What was busy: "compute", "comm" or "host"."""
+    """What was busy: "compute", "comm" or "host"; and what explains it: "ranges", "ops", "device" (from torch.profiler)."""
     kind: str
     """On lane "compute": "forward", "backward", "optimizer". On "host": "data", "wait" (blocked on gradients). On "comm":
-    "queue" (gradients are ready but not yet sent) and "comm" (a collective, from when this rank joined it)."""
+    "queue" (gradients are ready but not yet sent) and "comm" (a collective, from when this rank joined it). On "ranges":
+    "range" (ours) and "other range". On "ops": "forward op", "backward op" …, or "op" outside every phase."""
     op: str
     """A collective has the same name on every rank, which is how they are matched."""
     start_s: float
@@ -81,3 +82,8 @@ class Timeline:
             for counter in self.counters
         )
         return dataclasses.replace(self, spans=tuple(spans), counters=tuple(counters))
+
+
+def all_reduce_name(index: int) -> str:
+    """What the all-reduce that a step posts as number `index` is called, on every rank."""
+    return f"all-reduce {index}"

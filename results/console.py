@@ -85,9 +85,11 @@ def show_ranking(console: Console, reports: Sequence[SweepReport]) -> None:
     _notes(console, [f"{row.cluster}: {row.note}" for row in rows if row.note])
 
 
-def show_breakdown(console: Console, title: str, breakdown: Breakdown, costs: Sequence[str]) -> None:
-    """One traced step: a bar per rank, and what costs most."""
-    _title(console, f"{title}, one traced step of {format_ms(breakdown.step_s)} ms")
+def show_breakdown(
+    console: Console, title: str, breakdown: Breakdown, costs: Sequence[str], *, step: str = "traced"
+) -> None:
+    """One step: a bar per rank, and what costs most."""
+    _title(console, f"{title}, one {step} step of {format_ms(breakdown.step_s)} ms")
     for line in bars(breakdown):
         console.print(Text(line), soft_wrap=True)
     _notes(console, [LEGEND])

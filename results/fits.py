@@ -95,7 +95,7 @@ class MemoryFit(Fit):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransferFit(Fit):
-    """Seconds of a transfer of n bytes: latency_s + n / bytes_per_s."""
+    """Seconds of a transfer of n bytes, or of other work on them: latency_s + n / bytes_per_s."""
 
     latency_s: float
     bytes_per_s: float | None
@@ -103,13 +103,18 @@ class TransferFit(Fit):
 
     @classmethod
     def measured(cls, rows: Sequence[TransferRow]) -> Self:
-        line = fit_line([(row.num_bytes, row.seconds) for row in rows])
+        return cls.through([(row.num_bytes, row.seconds) for row in rows])
+
+    @classmethod
+    def through(cls, points: Sequence[Point]) -> Self:
+        """From measured (bytes, seconds)."""
+        line = fit_line(points)
         return cls(
             latency_s=line.fixed,
             bytes_per_s=1 / line.slope if line.slope > 0 else None,
             source=Source.MEASURED,
-            low=min(row.num_bytes for row in rows),
-            high=max(row.num_bytes for row in rows),
+            low=min(num_bytes for num_bytes, _ in points),
+            high=max(num_bytes for num_bytes, _ in points),
             worst_error=line.worst_error,
         )
 

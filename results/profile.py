@@ -83,6 +83,30 @@ class StepPoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CodecRow:
+    """One size of gradient, medians."""
+
+    num_bytes: int
+    """Of the float32 gradient, before it is encoded."""
+    encode_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodecProfile:
+    """What a rank needs to make a gradient ready for the wire, and to put what comes back in its place.
+
+    Both are over the bytes of the float32 gradient, not of what is sent.
+    """
+
+    name: str
+    """As in a plan's `compression.codec`. There is none for "none", which costs nothing."""
+    encode: TransferFit
+    decode: TransferFit
+    rows: tuple[CodecRow, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RankProfile:
     """One rank's device."""
 
@@ -97,9 +121,13 @@ class RankProfile:
     data: WorkFit | None = None
     memory: MemoryFit | None = None
     steps: tuple[StepPoint, ...] = ()
+    codecs: tuple[CodecProfile, ...] = ()
 
     def op(self, name: str) -> OpProfile | None:
         return next((op for op in self.ops if op.name == name), None)
+
+    def codec(self, name: str) -> CodecProfile | None:
+        return next((codec for codec in self.codecs if codec.name == name), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

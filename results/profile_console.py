@@ -1,4 +1,4 @@
-"""A profile in a terminal: devices, their slowest ops, links, and collectives as nccl-tests prints them."""
+"""A profile in a terminal: devices, their slowest ops, codecs, links, and collectives as nccl-tests prints them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from rich.console import Console
 from rich.text import Text
 
 from results.fits import Fit, TransferFit, TransferRow, WorkFit
-from results.profile import CollectiveProfile, HostLink, LinkProfile, OpProfile, Profile, RankProfile, StepPoint
+from results.profile import (
+    CodecProfile,
+    CollectiveProfile,
+    HostLink,
+    LinkProfile,
+    OpProfile,
+    Profile,
+    RankProfile,
+    StepPoint,
+)
 from results.report_tables import NAME_WIDTH, Column, Row, make_table
 from results.units import MISSING, format_ms, format_number, format_percent
 from workloads.plan import MIB
@@ -33,6 +42,14 @@ class OpRow:
     share: float
 
 
+@dataclass(frozen=True, slots=True)
+class CodecLine:
+    """A codec on one rank."""
+
+    rank: int
+    codec: CodecProfile
+
+
 def show_profile(console: Console, profile: Profile, path: Path) -> None:
     """Everything that was measured, with the error of each fit."""
     console.print(Text(f"Profile: {profile.workload} on {profile.cluster} ({profile.label})", style="bold"))
@@ -41,6 +58,8 @@ def show_profile(console: Console, profile: Profile, path: Path) -> None:
     if len(profile.ranks) > TOP_RANKS:
         _note(console, f"and {len(profile.ranks) - TOP_RANKS} more ranks")
     _table(console, "Slowest ops: fixed + per sample, us", OPS, [row for rank in ranks for row in slowest_ops(rank)])
+    codecs = [CodecLine(rank.rank, codec) for rank in ranks for codec in rank.codecs]
+    _table(console, "Codecs: fixed + bytes of gradient / bandwidth", CODECS, codecs)
     _table(console, "Links, one way: latency + bytes / bandwidth", LINKS, profile.links[:TOP_LINKS])
     if len(profile.links) > TOP_LINKS:
         _note(console, f"and {len(profile.links) - TOP_LINKS} more pairs")
@@ -115,6 +134,10 @@ def _bandwidth(fit: TransferFit) -> str:
     return "more than was measured" if fit.bytes_per_s is None else format_bandwidth(fit.bytes_per_s)
 
 
+def _gb(fit: TransferFit) -> str:
+    return MISSING if fit.bytes_per_s is None else format_number(fit.bytes_per_s / 1e9)
+
+
 def _error(*fits: Fit) -> str:
     errors = [fit.worst_error for fit in fits if fit.worst_error is not None]
     return format_percent(max(errors)) if errors else fits[0].source.value
@@ -168,6 +191,17 @@ OPS: list[Column[OpRow]] = [
     Column("forward us", lambda row: _line(row.op.forward)),
     Column("backward us", lambda row: _line(row.op.backward)),
     Column("worst\nerror", lambda row: _error(row.op.forward, row.op.backward)),
+]
+
+CODECS: list[Column[CodecLine]] = [
+    Column("rank", lambda row: str(row.rank)),
+    Column("codec", lambda row: row.codec.name, is_text=True),
+    Column("encode\nfixed us", lambda row: _us(row.codec.encode.latency_s)),
+    Column("encode\nGB/s", lambda row: _gb(row.codec.encode)),
+    Column("decode\nfixed us", lambda row: _us(row.codec.decode.latency_s)),
+    Column("decode\nGB/s", lambda row: _gb(row.codec.decode)),
+    Column("worst\nerror", lambda row: _error(row.codec.encode, row.codec.decode)),
+    Column("up to", lambda row: format_bytes(row.codec.encode.high), spare=1),
 ]
 
 LINKS: list[Column[LinkProfile]] = [

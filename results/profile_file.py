@@ -16,12 +16,14 @@ from typing import Any, NoReturn
 from results.fits import Fit
 from results.profile import PROFILE_KIND, PROFILE_SCHEMA, Profile
 from results.store import safe_name, write_json
-from workloads.errors import SpecError
+from workloads.errors import SpecError, unknown_name
+from workloads.plan import CODECS
 from workloads.serial import from_data
 
 PROFILE_FOLDER = "profiles"
 _AGAIN = "measure it again with `mpirun -n N autotune profile`, or restore the file from a copy"
 _FORMAT = "see the format in docs/files.md"
+_PAIR = 2
 
 
 def profile_path(results: Path, workload: str, cluster: str, fingerprint: str) -> Path:
@@ -85,9 +87,12 @@ def _complaints(profile: Profile) -> Iterator[str]:
     if [rank.rank for rank in profile.ranks] != list(range(max(len(profile.ranks), 1))):
         yield "it needs at least one rank, and its ranks must be numbered 0, 1, 2 … in order"
     for rank in profile.ranks:
-        names = [op.name for op in rank.ops]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            yield f"rank {rank.rank} has op {twice!r} twice: name each once"
+        for what, names in (("op", [op.name for op in rank.ops]), ("codec", [one.name for one in rank.codecs])):
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                yield f"rank {rank.rank} has {what} {twice!r} twice: name each once"
+        for codec in rank.codecs:
+            if codec.name not in CODECS:
+                yield f"rank {rank.rank}: {unknown_name('codec', codec.name, CODECS)}"
     yield from _wrong_numbers(profile, "profile")
 
 
@@ -100,6 +105,8 @@ def _wrong_numbers(value: Any, place: str) -> Iterator[str]:
             yield from _wrong_numbers(getattr(value, entry.name), f"{place}.{entry.name}")
     elif isinstance(value, tuple):
         for index, item in enumerate(value):
+            if place.endswith(".points") and len(item) != _PAIR:
+                yield f"{place}[{index}] has {len(item)} numbers: a point is a size and what was measured there"
             yield from _wrong_numbers(item, f"{place}[{index}]")
     elif isinstance(value, int | float) and not _can_be(value, place):
         yield f"{place} is {value}: it must be finite and {'above zero' if _divides(place) else 'not negative'}"
@@ -113,4 +120,4 @@ def _can_be(value: float, place: str) -> bool:
 
 def _divides(place: str) -> bool:
     """Bandwidths that a prediction divides by."""
-    return place.endswith((".fit.bytes_per_s", ".up_bytes_per_s", ".down_bytes_per_s"))
+    return place.endswith((".bytes_per_s", ".up_bytes_per_s", ".down_bytes_per_s"))

@@ -8,11 +8,12 @@ Few rounds are resampled exactly; the rest is vectorised, and seeded: the same r
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import comb, exp, log, sqrt
-from statistics import NormalDist, median
+from statistics import NormalDist, correlation, median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -194,3 +195,16 @@ def _middle(estimates: NDArray[np.float64], confidence: float) -> tuple[float, f
     estimates.sort()
     cut = int((1 - confidence) / 2 * estimates.size)
     return float(estimates[cut]), float(estimates[-1 - cut])
+
+
+def spearman(first: Sequence[float], second: Sequence[float]) -> float:
+    """Rank correlation, equal values sharing their mean rank; 0 where one side is all alike."""
+    a, b = _mean_ranks(first), _mean_ranks(second)
+    if len(set(a)) < 2 or len(set(b)) < 2:
+        return 0.0
+    return correlation(a, b)
+
+
+def _mean_ranks(values: Sequence[float]) -> list[float]:
+    order = sorted(values)
+    return [(bisect_left(order, value) + bisect_right(order, value) - 1) / 2 for value in values]

@@ -29,6 +29,9 @@ from workloads.serial import from_data, to_data
 T = TypeVar("T")
 TRACES_BYTES = 16 * 2**20
 """What the traces of one study may take together."""
+_DAMAGE = (ValueError, OverflowError, RecursionError)
+"""What reading JSON raises that is cut short, has a number too large, or is nested beyond reason."""
+_PAIR = 2
 
 
 class StudyStore:
@@ -84,7 +87,7 @@ class StudyStore:
                 records.append(from_data(TrialRecord, _current(json.loads(line), where), where))
             except StoreError:
                 raise
-            except (ValueError, SpecError) as error:
+            except (*_DAMAGE, SpecError) as error:
                 raise StoreError(
                     f"{where} is damaged ({error}): restore it from a copy, or move the folder away to start anew"
                 ) from error
@@ -115,7 +118,11 @@ class StudyStore:
         if not path.exists():
             kept = sorted(int(file.stem) for file in path.parent.glob("*.json"))
             raise SpecError(f"no trace of trial {number} is kept: name one of {', '.join(map(str, kept)) or 'none'}")
-        return read_json(Timeline, path)
+        timeline = read_json(Timeline, path)
+        points = [point for counter in timeline.counters for point in counter.points]
+        if not timeline.spans or any(len(point) != _PAIR for point in points):
+            raise StoreError(f"{str(path)!r} is damaged (no spans, or a point that is no pair): name another trial")
+        return timeline
 
     def keep_timelines(self, numbers: Sequence[int], limit_bytes: int = TRACES_BYTES) -> None:
         """Remove all others, and of these, from the last on, what goes beyond the limit."""
@@ -175,13 +182,13 @@ def read_json(kind: type[T], path: Path) -> T:
     """A value written by `write_json`."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+        return from_data(kind, _current(data, str(path)), str(path))
     except OSError as error:
         raise StoreError(f"cannot read {str(path)!r}: {error.strerror}") from error
-    except ValueError as error:
+    except _DAMAGE as error:
         raise StoreError(
             f"{str(path)!r} is damaged ({error}): restore it from a copy, or move the folder away to start anew"
         ) from error
-    return from_data(kind, _current(data, str(path)), str(path))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from autotune.runtime.link_clock import ring_latency_s, ring_loads
+from autotune.simulate.collectives import all_reduce_latency_s, ring_loads
 from results.profile import Profile
 from workloads.cluster import Cluster, Host, Link, load_cluster
 
@@ -75,7 +75,7 @@ def all_reduce_errors(found: Profile, cluster: Cluster) -> list[dict[str, Any]]:
         for load in ring_loads(cluster.host_of_rank, 1)
         for host in [cluster.hosts[load.host]]
     )
-    latency_s = ring_latency_s(cluster)
+    latency_s = all_reduce_latency_s("ring", cluster)
     return [
         {
             "kind": one.kind,

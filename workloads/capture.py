@@ -3,7 +3,8 @@
 Every aten op is counted for the innermost module that was running (functional calls count for the module that makes
 them), so costs are exclusive of children. Two batch sizes give fixed and per-sample parts. FLOPs come from torch's own
 registry; bytes are inputs plus outputs of every op that is not a view. Backward is taken as a multiple of forward: a
-matrix product or convolution once more for each of its two factors that wants a gradient, anything else once.
+matrix product or convolution once more for each of its two factors that wants a gradient, anything else once. What
+flows between the ops takes longer to find and is `workloads.dataflow`'s business.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
-from workloads.graph import Op, OpGraph
+from workloads.graph import Op, OpGraph, Parameter
 
 LOSS = "(loss)"
 """Name of the op that stands for what runs outside every module: the loss."""
+MODEL = "(model)"
+"""Name of the op that stands for what the model does itself, outside its children."""
 
 _FEW, _MANY = 2, 4
 _MOST_FACTORS = 2
@@ -33,18 +36,32 @@ _MOST_FACTORS = 2
 def capture(model: nn.Module, run: Callable[[int], Tensor]) -> OpGraph:
     """`run(n)` computes the loss of n samples with `model`. Nothing of the model is changed but buffers such as BatchNorm's."""
     few, many = _count(model, run, _FEW), _count(model, run, _MANY)
-    param_bytes = _param_bytes_by_op(model, many.order)
+    parameters = _parameters(model, many.order)
+    param_bytes = Counter[str]()
+    for parameter in parameters:
+        param_bytes[parameter.op] += parameter.num_bytes
     ops = tuple(_op(name, model, few[name], many[name], param_bytes[name]) for name in many.order)
-    saved = (many.saved_bytes - few.saved_bytes) / (_MANY - _FEW)
-    return OpGraph(ops=ops, saved_bytes_per_sample=max(saved, 0.0))
+    return OpGraph(ops=ops, saved_bytes_per_sample=sum(op.saved_bytes_per_sample for op in ops), parameters=parameters)
+
+
+def tensor_bytes(tree: Any) -> int:
+    """Of all tensors in a nested structure."""
+    return sum(int(tensor.numel()) * tensor.element_size() for tensor in _tensors(tree))
 
 
 class SavedTensorMeter:
-    """Bytes that autograd holds for backward: the current sum and its peak, each storage counted once, parameters not."""
+    """Bytes that autograd holds for backward: the current sum and its peak, each storage counted once, parameters not.
 
-    def __init__(self, model: nn.Module) -> None:
+    A storage counts for the op that ran (`running`) when it was first held, until nobody holds it any more: its address
+    may then be another storage's.
+    """
+
+    def __init__(self, model: nn.Module, running: Callable[[], str] = lambda: "") -> None:
         self.current_bytes = 0
         self.peak_bytes = 0
+        self.bytes_by_op = Counter[str]()
+        self._running = running
+        self._first_op: dict[int, str] = {}
         self._own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
         self._holders: dict[int, int] = {}
 
@@ -57,6 +74,8 @@ class SavedTensorMeter:
         self._holders[storage] = self._holders.get(storage, 0) + 1
         if self._holders[storage] == 1 and storage not in self._own:
             self.current_bytes += num_bytes
+            self._first_op[storage] = self._running()
+            self.bytes_by_op[self._first_op[storage]] += num_bytes
             self.peak_bytes = max(self.peak_bytes, self.current_bytes)
 
     def release(self, storage: int, num_bytes: int) -> None:
@@ -65,6 +84,7 @@ class SavedTensorMeter:
             del self._holders[storage]
             if storage not in self._own:
                 self.current_bytes -= num_bytes
+                self.bytes_by_op[self._first_op.pop(storage)] -= num_bytes
 
 
 class _Held:
@@ -90,33 +110,38 @@ class _Tally:
     num_calls: int = 0
     backward_flops: float = 0.0
     needs_backward: bool = False
+    saved_bytes: int = 0
+    output_bytes: int = 0
 
 
 @dataclass(kw_only=True, slots=True)
 class _Counts:
     tallies: dict[str, _Tally] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
-    saved_bytes: int = 0
 
     def __getitem__(self, name: str) -> _Tally:
         return self.tallies.setdefault(name, _Tally())
 
 
 def _count(model: nn.Module, run: Callable[[int], Tensor], num_samples: int) -> _Counts:
-    names = {module: name or "(model)" for name, module in model.named_modules()}
+    names = {module: name or MODEL for name, module in model.named_modules()}
     counts, stack = _Counts(), [LOSS]
 
     def enter(module: nn.Module, _inputs: Any) -> None:
-        name = names.get(module, stack[-1])
-        stack.append(name)
-        counts[name].num_calls += 1
+        name = names.get(module)  # None: not the model's, so part of whatever calls it, such as a loss that is a module
+        stack.append(name or stack[-1])
+        if name is not None:
+            counts[name].num_calls += 1
 
-    def leave(_module: nn.Module, _inputs: Any, _output: Any) -> None:
-        name = stack.pop()
+    def leave(module: nn.Module, _inputs: Any, output: Any) -> None:
+        stack.pop()
+        if (name := names.get(module)) is None:
+            return
+        counts[name].output_bytes += tensor_bytes(output)
         if name not in counts.order:
             counts.order.append(name)
 
-    meter = SavedTensorMeter(model)
+    meter = SavedTensorMeter(model, lambda: stack[-1])
     handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
     try:
         with meter.watch(), _OpCounter(lambda: counts[stack[-1]]):
@@ -124,7 +149,8 @@ def _count(model: nn.Module, run: Callable[[int], Tensor], num_samples: int) -> 
     finally:
         for handle in handles:
             handle.remove()
-    counts.saved_bytes = meter.current_bytes
+    for name, num_bytes in meter.bytes_by_op.items():
+        counts[name].saved_bytes = num_bytes
     counts.order.append(LOSS)
     counts[LOSS].num_calls = 1
     del loss
@@ -167,7 +193,7 @@ def _bytes_moved(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     is_view = bool(outputs) and all(tensor.untyped_storage().data_ptr() in storages for tensor in outputs)
     if is_view and not func._schema.is_mutable:
         return 0
-    return sum(tensor.numel() * tensor.element_size() for tensor in (*inputs, *outputs))
+    return tensor_bytes((inputs, outputs))
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -175,30 +201,39 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _op(name: str, model: nn.Module, few: _Tally, many: _Tally, param_bytes: int) -> Op:
-    module = None if name == LOSS else (model if name == "(model)" else model.get_submodule(name))
-    flops = (many.flops - few.flops) / (_MANY - _FEW)
-    bytes_per_sample = (many.num_bytes - few.num_bytes) / (_MANY - _FEW)
+    module = None if name == LOSS else (model if name == MODEL else model.get_submodule(name))
+    bytes_per_sample = _per_sample(few.num_bytes, many.num_bytes)
     return Op(
         name=name,
         kind="loss" if module is None else type(module).__name__,
         num_calls=many.num_calls,
-        flops_per_sample=flops,
+        flops_per_sample=_per_sample(few.flops, many.flops),
         fixed_bytes=max(few.num_bytes - bytes_per_sample * _FEW, 0.0),
         bytes_per_sample=bytes_per_sample,
         param_bytes=param_bytes,
         backward_factor=many.backward_flops / many.flops if many.flops else float(many.needs_backward),
+        saved_bytes_per_sample=max(_per_sample(few.saved_bytes, many.saved_bytes), 0.0),
+        output_bytes_per_sample=max(_per_sample(few.output_bytes, many.output_bytes), 0.0),
+        factor_shapes=((module.out_features, module.in_features),) if isinstance(module, nn.Linear) else (),
     )
 
 
-def _param_bytes_by_op(model: nn.Module, names: Iterable[str]) -> Counter[str]:
-    """Bytes of trainable parameters per op, each parameter once: for the module that registered it first or, where that
-    one's hooks never fire (MultiheadAttention's out_proj), for its nearest ancestor that ran.
+def _per_sample(few: float, many: float) -> float:
+    return (many - few) / (_MANY - _FEW)
+
+
+def _parameters(model: nn.Module, names: Iterable[str]) -> tuple[Parameter, ...]:
+    """Trainable parameters, each once: for the module that registered it first or, where that one's hooks never fire
+    (MultiheadAttention's out_proj), for its nearest ancestor that ran. Where not even the model ran as a whole, what it
+    does outside its children counts for the loss, and so does what it owns outside them.
     """
-    known, result = set(names), Counter[str]()
+    known = set(names)
+    result = []
     for path, parameter in model.named_parameters():
         owner = path.rpartition(".")[0]
         while owner and owner not in known:
             owner = owner.rpartition(".")[0]
+        op = owner or (MODEL if MODEL in known else LOSS)
         if parameter.requires_grad:
-            result[owner or "(model)"] += parameter.numel() * parameter.element_size()
-    return result
+            result.append(Parameter(name=path, op=op, num_bytes=tensor_bytes(parameter)))
+    return tuple(result)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.errors import SpecError, unknown_name
-from workloads.quantity import BYTES, BYTES_PER_S, FLOPS_PER_S, SECONDS, parse_quantity
+from workloads.quantity import BYTES, BYTES_PER_S, FLOPS_PER_S, SECONDS, WATTS, parse_quantity
 from workloads.serial import digest
 from workloads.tables import known_keys, load_table, table_names
 
@@ -31,6 +31,10 @@ class Device:
     """Fixed cost of starting one op."""
     memory_bytes: float | None = None
     """What may be held at once: parameters, gradients, optimizer state, buffers, saved activations. None: no limit."""
+    price_per_hour: float | None = None
+    """In whatever currency: predictions of cost are in the same."""
+    busy_watts: float | None = None
+    idle_watts: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,7 +184,9 @@ def parse_cluster(data: dict[str, Any], *, where: str, default_name: str) -> Clu
 
 
 def _device(name: str, table: dict[str, Any], where: str) -> Device:
-    known_keys(table, ("flops", "memory_bandwidth", "launch", "memory"), where)
+    known_keys(
+        table, ("flops", "memory_bandwidth", "launch", "memory", "price_per_hour", "busy_power", "idle_power"), where
+    )
 
     def quantity(key: str, units: dict[str, float]) -> float | None:
         return parse_quantity(table[key], units, f"{where} {key}") if key in table else None
@@ -191,7 +197,19 @@ def _device(name: str, table: dict[str, Any], where: str) -> Device:
         memory_bytes_per_s=quantity("memory_bandwidth", BYTES_PER_S),
         launch_s=quantity("launch", SECONDS) or 0.0,
         memory_bytes=quantity("memory", BYTES),
+        price_per_hour=_price(table, where),
+        busy_watts=quantity("busy_power", WATTS),
+        idle_watts=quantity("idle_power", WATTS),
     )
+
+
+def _price(table: dict[str, Any], where: str) -> float | None:
+    price = table.get("price_per_hour")
+    if price is None:
+        return None
+    if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < float("inf"):
+        raise SpecError(f"{where} price_per_hour is {price!r}: it must be a number from 0")
+    return float(price)
 
 
 def _host(table: dict[str, Any], kinds: dict[str, Device], where: str) -> Host:

@@ -1,15 +1,21 @@
-"""A model as costs: what each op computes, moves, stores and owns, per sample."""
+"""A model as costs: what each op computes, moves, stores and owns, per sample, and what flows between the ops."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workloads.serial import digest
+from workloads.serial import digest, to_data
+
+_NOT_IN_FINGERPRINT = ("saved_bytes_per_sample", "output_bytes_per_sample", "factor_shapes")
+"""Of an op. They came later, and plans that were kept before them are still found by their fingerprint."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Op:
-    """One module of the model, without its children. Costs are of the forward pass: cost(b) = fixed + per_sample · b."""
+    """One module of the model, without its children. Costs are of the forward pass: cost(b) = fixed + per_sample · b.
+
+    A module that is called several times is one op, and its costs are those of all calls together.
+    """
 
     name: str
     kind: str
@@ -20,15 +26,50 @@ class Op:
     param_bytes: int
     backward_factor: float
     """Backward work as a multiple of forward."""
+    saved_bytes_per_sample: float = 0.0
+    """Activations kept for backward that this op was the first to keep."""
+    output_bytes_per_sample: float = 0.0
+    """What the module returns, all tensors together; of a module with children it is mostly what its last child returns."""
+    factor_shapes: tuple[tuple[int, int], ...] = ()
+    """Outputs and inputs of the weight matrix of a Linear layer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parameter:
+    """One trainable tensor."""
+
+    name: str
+    op: str
+    """The module that registered it first, or the nearest one around it that runs."""
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Edge:
+    """What `target` reads of what `source` made in the forward pass, each tensor once; backward, gradients flow the other way."""
+
+    source: str
+    target: str
+    bytes_per_sample: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpGraph:
-    """The ops in the order they ran forward."""
+    """The ops in the order they ran forward: a module after its children."""
 
     ops: tuple[Op, ...]
     saved_bytes_per_sample: float
-    """Activations kept for backward, per sample."""
+    """Activations kept for backward, per sample: the sum over the ops."""
+    held_bytes: int = 0
+    """Parameters, gradients, optimizer state and buffers: what a rank holds however few its samples. 0: not asked for."""
+    parameters: tuple[Parameter, ...] = ()
+    """Every trainable parameter once, in the order of `model.named_parameters()`."""
+    edges: tuple[Edge, ...] = ()
+    """In the order the tensors are read. Empty until `workloads.dataflow.with_edges` finds them: that takes long."""
+    edges_from: str = ""
+    """How the edges were found: "export", "fx", or "modules" for no more than the order of the ops."""
+    edges_note: str = ""
+    """Why a better way was not open."""
 
     @property
     def param_bytes(self) -> int:
@@ -40,5 +81,6 @@ class OpGraph:
         return sum(op.flops_per_sample * (1 + op.backward_factor) for op in self.ops)
 
     def fingerprint(self) -> str:
-        """Changes when the model's structure, sizes or costs change."""
-        return digest(self)
+        """Changes when the model's structure, sizes or costs change; does not depend on whether edges were asked for."""
+        ops = [{key: value for key, value in to_data(op).items() if key not in _NOT_IN_FINGERPRINT} for op in self.ops]
+        return digest({"ops": ops, "saved_bytes_per_sample": self.saved_bytes_per_sample})

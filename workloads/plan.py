@@ -7,6 +7,7 @@ learns to tune more; each part has a default that means what plain data-parallel
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from workloads.errors import SpecError
 from workloads.serial import digest
@@ -14,7 +15,10 @@ from workloads.serial import digest
 MIB = 2**20
 DDP_BUCKET_BYTES = 25 * MIB
 """DDP's default, with which its first bucket is 1 MiB; any other size given to DDP holds for all buckets."""
-REDUCERS = ("ddp", "bucketed")
+REDUCERS = ("ddp", "bucketed", "scheduled")
+RUNNABLE_REDUCERS = ("ddp", "bucketed")
+COLLECTIVES = ("ring", "tree", "shards", "server")
+SCHEDULES = ("gpipe", "1f1b")
 TRANSPORTS = ("gloo", "mpi", "nccl")
 CODECS = ("none", "fp16", "bf16")
 LOSSLESS_CODECS = ("none",)
@@ -34,10 +38,22 @@ class CommPlan:
     """How gradients travel."""
 
     reducer: str = "bucketed"
-    """"ddp": torch's DistributedDataParallel, the baseline; "bucketed": our own reducer."""
+    """"ddp": torch's DistributedDataParallel, the baseline; "bucketed": our own reducer, buckets in the order they are
+    complete; "scheduled": partitions by priority under a credit (predicted only, so far)."""
     transport: str = "gloo"
     bucket_bytes: int = DDP_BUCKET_BYTES
     """Gradients are fused into buckets of about this size, sent as soon as complete."""
+    collective: str = "ring"
+    """How a sum over ranks is carried out: "ring", "tree", "shards" owned in proportion to bandwidth, or a parameter
+    "server" (all but "ring" predicted only, so far)."""
+    servers: tuple[int, ...] = ()
+    """With "server": the ranks whose hosts hold the parameters, an equal share each."""
+    partition_bytes: int = 4 * MIB
+    """Of "scheduled": gradients are fused and cut into parts of about this size."""
+    credit_bytes: int = 16 * MIB
+    """Of "scheduled": parts are sent, the one nearest the model's input first, while fewer bytes are under way."""
+    crosses_steps: bool = False
+    """Of "scheduled": a layer's next forward pass waits for its own parameters only, not for the whole step's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,12 +64,27 @@ class CompressionPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PipelinePlan:
+    """The model cut into stages that different ranks compute, on parts of the batch that follow one another."""
+
+    first_ops: tuple[int, ...]
+    """Index of the first op of each stage; the first is 0."""
+    stage_ranks: tuple[tuple[int, ...], ...]
+    """The ranks of each stage: replicas that share the batch, or groups of `tensor_parallel` that share each op."""
+    micro_batches: int
+    schedule: str = "1f1b"
+    tensor_parallel: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """A complete answer: with this and the workload, a job can start."""
 
     batch: BatchPlan
     comm: CommPlan = field(default_factory=CommPlan)
     compression: CompressionPlan = field(default_factory=CompressionPlan)
+    pipeline: PipelinePlan | None = None
+    """None: every rank holds the whole model."""
 
     def fingerprint(self) -> str:
         """Equal plans, equal fingerprints."""
@@ -73,18 +104,15 @@ class Plan:
             )
         if any(count < 0 for count in samples):
             raise SpecError(f"samples per rank {list(samples)} has a negative entry: samples are counted from 0")
-        if (missing := global_batch - sum(samples)) != 0:
-            change = f"add {missing} samples" if missing > 0 else f"take away {-missing} samples"
-            raise SpecError(f"samples per rank sum to {sum(samples)} but the global batch is {global_batch}: {change}")
-        for what, value, known in (
-            ("reducer", comm.reducer, REDUCERS),
-            ("transport", comm.transport, TRANSPORTS),
-            ("codec", self.compression.codec, CODECS),
-        ):
-            if value not in known:
-                raise SpecError(f"the plan's {what} is {value!r}: it must be one of {', '.join(known)}")
-        if comm.bucket_bytes < 1:
-            raise SpecError(f"the plan's bucket_bytes is {comm.bucket_bytes}: it must be at least 1")
+        if self.pipeline is None:
+            _check_sum(samples, global_batch, "samples per rank")
+        else:
+            _check_pipeline(self.pipeline, samples, global_batch)
+        _check_known("reducer", comm.reducer, REDUCERS)
+        _check_known("collective", comm.collective, COLLECTIVES)
+        _check_known("transport", comm.transport, TRANSPORTS)
+        _check_known("codec", self.compression.codec, CODECS)
+        _check_comm(comm, num_ranks)
         if comm.reducer == "ddp" and min(samples) < 1:
             raise SpecError(
                 f"reducer 'ddp' needs a sample on every rank but samples are {list(samples)}: use reducer 'bucketed'"
@@ -93,6 +121,72 @@ class Plan:
             raise SpecError(
                 f"reducer 'ddp' takes codec {' or '.join(DDP_CODECS)} but the plan's is {self.compression.codec!r}: "
                 "use reducer 'bucketed'"
+            )
+
+    def check_runnable(self) -> None:
+        """Refuse what can be predicted but not run yet."""
+        comm = self.comm
+        for what, value, runs in (
+            ("reducer", comm.reducer, RUNNABLE_REDUCERS),
+            ("collective", comm.collective, ("ring",)),
+        ):
+            if value not in runs:
+                raise SpecError(
+                    f"the plan's {what} is {value!r}, which `autotune simulate` predicts but no job runs yet: "
+                    f"use {' or '.join(runs)}"
+                )
+        if self.pipeline is not None:
+            raise SpecError("the plan has pipeline stages, which `autotune simulate` predicts but no job runs yet")
+
+
+def _check_known(what: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise SpecError(f"the plan's {what} is {value!r}: it must be one of {', '.join(known)}")
+
+
+def _check_comm(comm: CommPlan, num_ranks: int) -> None:
+    for name in ("bucket_bytes", "partition_bytes", "credit_bytes"):
+        if getattr(comm, name) < 1:
+            raise SpecError(f"the plan's {name} is {getattr(comm, name)}: it must be at least 1")
+    if (comm.collective == "server") != bool(comm.servers):
+        raise SpecError(
+            f"the plan's collective is {comm.collective!r} with servers {list(comm.servers)}: name server ranks with "
+            "'server' and only with it"
+        )
+    if any(not 0 <= rank < num_ranks for rank in comm.servers):
+        raise SpecError(f"the plan's servers {list(comm.servers)} must be ranks from 0 to {num_ranks - 1}")
+
+
+def _check_sum(samples: tuple[int, ...], global_batch: int, what: str) -> None:
+    if (missing := global_batch - sum(samples)) != 0:
+        change = f"add {missing} samples" if missing > 0 else f"take away {-missing} samples"
+        raise SpecError(f"{what} sum to {sum(samples)} but the global batch is {global_batch}: {change}")
+
+
+def _check_pipeline(pipeline: PipelinePlan, samples: tuple[int, ...], global_batch: int) -> None:
+    ranks = [rank for stage in pipeline.stage_ranks for rank in stage]
+    if sorted(ranks) != list(range(len(samples))):
+        raise SpecError(f"the plan's stages hold ranks {ranks}: each of the {len(samples)} ranks must be in one stage")
+    first = pipeline.first_ops
+    if len(first) != len(pipeline.stage_ranks) or first[0] != 0 or any(b <= a for a, b in pairwise(first)):
+        raise SpecError(
+            f"the plan's first_ops are {list(first)} for {len(pipeline.stage_ranks)} stages: one per stage, rising from 0"
+        )
+    if pipeline.schedule not in SCHEDULES:
+        raise SpecError(f"the plan's schedule is {pipeline.schedule!r}: it must be one of {', '.join(SCHEDULES)}")
+    degree = pipeline.tensor_parallel
+    if pipeline.micro_batches < 1 or degree < 1 or any(len(stage) % degree for stage in pipeline.stage_ranks):
+        raise SpecError(
+            f"the plan has {pipeline.micro_batches} micro-batches and tensor_parallel {degree}: both must be at least 1, "
+            "and every stage's ranks a multiple of the second"
+        )
+    for number, stage in enumerate(pipeline.stage_ranks):
+        counts = tuple(samples[rank] for rank in stage[::degree])
+        _check_sum(counts, global_batch, f"samples of stage {number}")
+        if any(count % pipeline.micro_batches for count in counts):
+            raise SpecError(
+                f"stage {number} has samples {list(counts)} in {pipeline.micro_batches} micro-batches: each rank's must be "
+                "a multiple of it"
             )
 
 

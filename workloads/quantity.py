@@ -21,6 +21,7 @@ BYTES = _with_prefixes(_DECIMAL | _BINARY, "B")
 BYTES_PER_S = _with_prefixes(_DECIMAL, "bit/s", 1 / 8) | _with_prefixes(_DECIMAL | _BINARY, "B/s")
 FLOPS_PER_S = _with_prefixes(_DECIMAL, "FLOP/s")
 SECONDS = _TIME
+WATTS = {"mW": 1e-3, "kW": 1e3, "W": 1.0}
 
 _NUMBER_AND_UNIT = re.compile(r"\s*([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*(\S+)\s*")
 

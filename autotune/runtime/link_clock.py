@@ -17,62 +17,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
+from autotune.simulate.collectives import Load
 from workloads.cluster import Cluster
 
 _SLOTS = 4096
 """Collectives that may be under way at once; slots are reused after that many."""
 _DOUBLE = struct.Struct("d")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Load:
-    """What a transfer puts on one host's link."""
-
-    host: int
-    up_bytes: float
-    down_bytes: float
-
-
-def ring_loads(host_of_rank: Sequence[int], num_bytes: int) -> list[Load]:
-    """A ring all-reduce sends 2(N-1)/N of the bytes over every edge r -> r+1; edges within a host cost no link."""
-    size = len(host_of_rank)
-    per_edge = 2 * (size - 1) / size * num_bytes
-    edges = [(host_of_rank[rank], host_of_rank[(rank + 1) % size]) for rank in range(size)]
-    return [
-        Load(
-            host=host,
-            up_bytes=per_edge * sum(1 for a, b in edges if a == host != b),
-            down_bytes=per_edge * sum(1 for a, b in edges if b == host != a),
-        )
-        for host in sorted(set(host_of_rank))
-    ]
-
-
-def ring_latency_s(cluster: Cluster) -> float:
-    """A ring of N ranks takes 2(N-1) hops one after the other; the slowest host sets the pace."""
-    size = len(cluster.devices)
-    latencies = [host.link.latency_s for host in cluster.hosts if host.link is not None]
-    return 2 * (size - 1) * max(latencies, default=0.0) if len(cluster.hosts) > 1 else 0.0
-
-
-def hop_loads(host_of_rank: Sequence[int], source: int, target: int, num_bytes: int) -> list[Load]:
-    """A message from rank to rank takes its sender's uplink and its receiver's downlink; within a host it takes none."""
-    sender, receiver = host_of_rank[source], host_of_rank[target]
-    if sender == receiver:
-        return []
-    return [
-        Load(host=sender, up_bytes=float(num_bytes), down_bytes=0.0),
-        Load(host=receiver, up_bytes=0.0, down_bytes=float(num_bytes)),
-    ]
-
-
-def hop_latency_s(cluster: Cluster, source: int, target: int) -> float:
-    """As for one hop of a ring: the slower of the two hosts sets it."""
-    hosts = {cluster.host_of_rank[source], cluster.host_of_rank[target]}
-    links = [cluster.hosts[host].link for host in hosts]
-    return max((link.latency_s for link in links if link is not None), default=0.0) if len(hosts) > 1 else 0.0
 
 
 class LinkClocks:

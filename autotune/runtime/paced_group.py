@@ -20,8 +20,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, Work
 from torch.futures import Future
 
-from autotune.runtime.link_clock import LinkClocks, hop_latency_s, hop_loads, ring_latency_s, ring_loads
+from autotune.runtime.link_clock import LinkClocks
 from autotune.runtime.traced_group import Delivery
+from autotune.simulate.collectives import all_reduce_latency_s, hop_latency_s, hop_loads, ring_loads
 from workloads.cluster import Cluster
 
 _ARRIVAL_TAG = 1 << 20
@@ -79,7 +80,7 @@ class PacedGroup(dist.ProcessGroup):
         self._inner: dist.ProcessGroup | None = inner
         self._cluster = cluster
         self._host_of_rank = cluster.host_of_rank
-        self._latency_s = ring_latency_s(cluster)
+        self._latency_s = all_reduce_latency_s("ring", cluster)
         self._clocks = clocks
         self._epoch = epoch
         self._sequence = 0

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from autotune.runtime.codec import Codec, make_codec
 from autotune.runtime.ddp import DdpReducer
+from profilers.ranges import Ranges
+from workloads.buckets import bucket_indices
 from workloads.plan import Plan
 
 
@@ -70,12 +72,12 @@ class Reducer(Protocol):
         """Let go of the model and the group."""
 
 
-def make_reducer(model: nn.Module, plan: Plan, group: dist.ProcessGroup) -> Reducer:
-    """The reducer that the plan names."""
+def make_reducer(model: nn.Module, plan: Plan, group: dist.ProcessGroup, ranges: Ranges) -> Reducer:
+    """The reducer that the plan names. Ours tells a profiler what it does with each bucket; DDP has ranges of its own."""
     comm, codec = plan.comm, plan.compression.codec
     if comm.reducer == "ddp":
         return DdpReducer(model, comm.bucket_bytes, codec, group)
-    return BucketReducer(model, comm.bucket_bytes, make_codec(codec), group)
+    return BucketReducer(model, comm.bucket_bytes, make_codec(codec), group, ranges)
 
 
 class BucketReducer:
@@ -84,9 +86,12 @@ class BucketReducer:
     loss_scale = 1.0
     needs_backward = False
 
-    def __init__(self, model: nn.Module, bucket_bytes: int, codec: Codec, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, model: nn.Module, bucket_bytes: int, codec: Codec, group: dist.ProcessGroup, ranges: Ranges
+    ) -> None:
         self.model = model
         self._group = group
+        self._ranges = ranges
         share_initial_values(model, group)
         self._codec = codec
         self.buckets = [Bucket(p) for p in assign_buckets(list(model.parameters()), bucket_bytes)]
@@ -109,9 +114,11 @@ class BucketReducer:
         """Post what backward left, and wait for all of it."""
         for bucket in self.buckets[len(self._posted) :]:
             self._post(bucket)
-        for bucket, wire, work in self._posted:
-            work.wait()
-            self._codec.decode(wire, bucket.flat)
+        for index, (bucket, wire, work) in enumerate(self._posted):
+            with self._ranges.bucket("wait for", index, wire):
+                work.wait()
+            with self._ranges.bucket("decode", index, bucket.flat):
+                self._codec.decode(wire, bucket.flat)
 
     def detach(self) -> None:
         for handle in self._handles:
@@ -130,8 +137,11 @@ class BucketReducer:
         return hook
 
     def _post(self, bucket: Bucket) -> None:
-        wire = self._codec.encode(bucket.flat)
-        self._posted.append((bucket, wire, self._group.allreduce([wire], dist.AllreduceOptions())))
+        index = len(self._posted)
+        with self._ranges.bucket("encode", index, bucket.flat):
+            wire = self._codec.encode(bucket.flat)
+        with self._ranges.bucket("post", index, wire):
+            self._posted.append((bucket, wire, self._group.allreduce([wire], dist.AllreduceOptions())))
 
 
 def share_initial_values(model: nn.Module, group: dist.ProcessGroup) -> None:
@@ -149,16 +159,8 @@ def share_initial_values(model: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def assign_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """Parameters from last to first, cut where a bucket would pass `bucket_bytes`; one dtype and device per bucket."""
-    buckets: list[list[nn.Parameter]] = []
-    filled = 0
-    for parameter in reversed([p for p in parameters if p.requires_grad]):
-        num_bytes = parameter.numel() * parameter.element_size()
-        last = buckets[-1][0] if buckets else None
-        fits = last is not None and filled + num_bytes <= bucket_bytes
-        if last is None or not fits or (last.dtype, last.device) != (parameter.dtype, parameter.device):
-            buckets.append([])
-            filled = 0
-        buckets[-1].append(parameter)
-        filled += num_bytes
-    return buckets
+    """Parameters from last to first; one dtype and device per bucket."""
+    trained = [parameter for parameter in reversed(parameters) if parameter.requires_grad]
+    sizes = [parameter.numel() * parameter.element_size() for parameter in trained]
+    kinds = [(parameter.dtype, parameter.device) for parameter in trained]
+    return [[trained[index] for index in bucket] for bucket in bucket_indices(bucket_bytes, sizes, kinds)]

@@ -6,15 +6,18 @@ Without the common start, a rank that was late to begin would have its delay boo
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from autotune.runtime.trainer import Seat, Step, Trainer
+from profilers.amd import open_amd
 from profilers.host import open_host
 from profilers.nvml import open_nvml
-from profilers.observer import Sampler
-from profilers.timeline import Timeline
+from profilers.observer import Observer, Sampler
+from profilers.timeline import Span, Timeline
 from profilers.torch_trace import OpTrace
 
 
@@ -27,15 +30,23 @@ class ClockOffset:
 
 
 def traced_step(trainer: Trainer, clock: ClockOffset, *, with_ops: bool = False) -> tuple[Step, Timeline]:
-    """Train one step and say what happened when; with torch's own ops if asked, which slows the step down."""
+    """Train one step and say what happened when; with torch's ops and our ranges if asked, which slows the step down."""
     if not with_ops:
         step = _recorded_step(trainer)
         return step, aligned(step.timeline(trainer.seat.rank), clock)
-    with OpTrace() as ops:
+    with OpTrace() as ops, trainer.ranges.recorded():
         step = _recorded_step(trainer)
-    inside = (span for span in ops.spans(trainer.seat.rank) if step.begin_s <= span.start_s <= step.end_s)
-    both = Timeline.merge([step.timeline(trainer.seat.rank), Timeline(spans=tuple(inside))])
+    inside = tuple(within(step, ops.spans(trainer.seat.rank)))
+    both = Timeline.merge([step.timeline(trainer.seat.rank), Timeline(spans=inside)])
     return step, aligned(both, clock)
+
+
+def within(step: Step, spans: Iterable[Span]) -> Iterator[Span]:
+    """Those that are mostly of this step, cut at its ends: torch's clock and ours agree to some microseconds only."""
+    for span in spans:
+        if step.begin_s <= (span.start_s + span.end_s) / 2 <= step.end_s:
+            start_s, end_s = max(span.start_s, step.begin_s), min(span.end_s, step.end_s)
+            yield dataclasses.replace(span, start_s=start_s, end_s=end_s)
 
 
 def aligned(timeline: Timeline, clock: ClockOffset) -> Timeline:
@@ -47,8 +58,17 @@ def samplers_for(seat: Seat) -> list[Sampler]:
     """What there is to watch beside a rank: its GPU, and its host; the host as a whole by the first rank of it only."""
     observers = [open_host(host_wide=seat.is_first_of_host)]
     if seat.torch_device.type == "cuda":
-        observers.append(open_nvml(str(torch.cuda.get_device_properties(seat.torch_device).uuid)))
+        observers.append(_open_gpu(seat.torch_device))
     return [Sampler(observer, rank=seat.rank) for observer in observers]
+
+
+def _open_gpu(device: torch.device) -> Observer:
+    """torch calls AMD's devices "cuda" too."""
+    properties: Any = torch.cuda.get_device_properties(device)
+    if torch.version.hip is None:
+        return open_nvml(str(properties.uuid))
+    domain, bus, place = properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id
+    return open_amd(f"{domain:04x}:{bus:02x}:{place:02x}.0")
 
 
 def _recorded_step(trainer: Trainer) -> Step:

@@ -20,7 +20,8 @@ from autotune.runtime.memory import check_memory, static_bytes
 from autotune.runtime.reducer import make_reducer
 from autotune.runtime.replay import Replay
 from autotune.runtime.traced_group import Delivery, TracedGroup, taken
-from profilers.timeline import Span, Timeline
+from profilers.ranges import Ranges
+from profilers.timeline import Span, Timeline, all_reduce_name
 from workloads.capture import SavedTensorMeter
 from workloads.cluster import Device
 from workloads.graph import OpGraph
@@ -93,7 +94,7 @@ class Step:
                 rank=rank,
                 lane="comm",
                 kind="comm",
-                op=f"all-reduce {index}",
+                op=all_reduce_name(index),
                 start_s=sent.posted_s,
                 end_s=sent.end_s,
                 num_bytes=sent.num_bytes,
@@ -109,9 +110,12 @@ class Trainer:
 
     def __init__(self, workload: Workload, plan: Plan, group: dist.ProcessGroup, seat: Seat, *, seed: int) -> None:
         plan.validate(num_ranks=group.size(), global_batch=workload.global_batch)
+        plan.check_runnable()
         self.plan, self.seat = plan, seat
         self._workload = workload
         self.group = group
+        self.ranges = Ranges()
+        """What a torch profile says about this trainer, while they are recorded."""
         torch.manual_seed(seed)
         self.model = workload.model().to(seat.torch_device)
         torch.manual_seed(seed + 1 + seat.rank)  # what the model draws from here on (dropout) differs between ranks
@@ -120,7 +124,7 @@ class Trainer:
         self._pacer = DevicePacer(self.model, seat.graph, seat.device) if seat.graph is not None else None
         self._gradient_s = 0.0
         self._handles = [p.register_hook(self._note_gradient) for p in self.model.parameters() if p.requires_grad]
-        self._reducer = make_reducer(self.model, plan, group)
+        self._reducer = make_reducer(self.model, plan, group, self.ranges)
         self.num_steps = 0
         self._trained_s = 0.0
         self.peak_memory_bytes = 0
@@ -129,8 +133,9 @@ class Trainer:
         """Train on the next global batch."""
         self._enter_trace()
         begin_s = time.perf_counter()
-        batch, num_samples, total = self.batches.take(self.num_steps)
-        batch = _to_device(batch, self.seat.torch_device)
+        with self.ranges.phase("data"):
+            batch, num_samples, total = self.batches.take(self.num_steps)
+            batch = _to_device(batch, self.seat.torch_device)
         data_s = time.perf_counter()
         if self._pacer is not None:
             self._pacer.begin(num_samples)
@@ -138,7 +143,8 @@ class Trainer:
         late_s = self._pacer.late_s if self._pacer is not None else 0.0
         reduced_s = time.perf_counter()
         deliveries = taken(self.group)
-        self.optimizer.step()
+        with self.ranges.phase("optimizer"):
+            self.optimizer.step()
         self.num_steps += 1
         end_s = time.perf_counter()
         self._trained_s += end_s - begin_s
@@ -194,24 +200,30 @@ class Trainer:
 
     def _gradients(self, batch: Any, num_samples: int, total: int) -> tuple[float, float]:
         """Leave the exact gradient of the whole batch in the model; the moment forward ended, and this rank's loss."""
-        self._reducer.begin()
-        if batch is None and self._reducer.needs_backward:  # a sample of weight zero
-            batch = _to_device(self.batches.fetch(torch.tensor([0])), self.seat.torch_device)
+        with self.ranges.phase("forward"):
+            self._reducer.begin()
+            if batch is None and self._reducer.needs_backward:  # a sample of weight zero
+                batch = _to_device(self.batches.fetch(torch.tensor([0])), self.seat.torch_device)
+            loss = None if batch is None else self._forward(batch)
         done = time.perf_counter(), 0.0
-        if batch is not None:
-            done = self._backward(batch, self._reducer.loss_scale * num_samples / total)
-        self._reducer.finish()
+        if loss is not None:
+            with self.ranges.phase("backward"):
+                self._backward(loss * (self._reducer.loss_scale * num_samples / total))
+            done = done[0], float(loss.detach())
+        with self.ranges.phase("wait"):
+            self._reducer.finish()
         return done
 
-    def _backward(self, batch: Any, weight: float) -> tuple[float, float]:
+    def _forward(self, batch: Any) -> torch.Tensor:
         loss = self._workload.loss(self._reducer.model, batch)
         if self._pacer is not None:
             self._pacer.after_loss()
-        forward_s = time.perf_counter()
-        (loss * weight).backward()
+        return loss
+
+    def _backward(self, weighted_loss: torch.Tensor) -> None:
+        torch.autograd.backward(weighted_loss)
         if self.seat.torch_device.type == "cuda":
             torch.cuda.synchronize(self.seat.torch_device)
-        return forward_s, float(loss.detach())
 
     def _note_gradient(self, _gradient: Any) -> None:
         self._gradient_s = time.perf_counter()

@@ -20,6 +20,7 @@ from optuna.trial import create_trial
 from autotune.space import Knob, Proposal, Space
 from results.record import TrialRecord, TrialState
 from workloads.errors import StoreError, unknown_name
+from workloads.plan import Plan
 
 SAMPLERS = ("tpe", "random")
 _STARTUP_TRIALS = 5
@@ -35,16 +36,26 @@ class Search:
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space = space
-        self._distributions = {knob.name: _distribution(knob) for knob in space.knobs()}
+        self._distributions = distributions(space)
         self._known = {record.plan.fingerprint(): record for record in records}
         self._study = _open_study(path)
         self._reconcile(records)
-        self._study.sampler = _make_sampler(sampler, seed + len(self._study.trials))
+        self._study.sampler = make_sampler(sampler, seed + len(self._study.trials))
         self._asked: dict[int, optuna.Trial] = {}
 
     def enqueue(self, samples: Sequence[int], knobs: Mapping[str, Any] | None = None) -> None:
         """Propose this split and these knobs next; the sampler chooses the rest."""
         self._study.enqueue_trial(self._space.tilts(samples) | dict(knobs or {}))
+
+    def enqueue_plan(self, plan: Plan) -> None:
+        """Propose this plan next."""
+        self._study.enqueue_trial(self._space.point(plan))
+
+    def proposals(self, count: int) -> list[dict[str, Any]]:
+        """Points that the sampler would try now, given all trials so far; nothing is asked of anybody."""
+        study = optuna.create_study(direction="minimize", sampler=self._study.sampler)
+        study.add_trials([trial for trial in self._study.trials if trial.state.is_finished()])
+        return [dict(study.ask(self._distributions).params) for _ in range(count)]
 
     def ask(self) -> Proposal | None:
         """The next plan that has not been measured yet; None when the space seems used up."""
@@ -111,13 +122,19 @@ def _memory_excess(record: TrialRecord) -> float:
     return 1.0 if record.state is TrialState.INFEASIBLE else -1.0
 
 
+def distributions(space: Space) -> dict[str, BaseDistribution]:
+    """The space in Optuna's words."""
+    return {knob.name: _distribution(knob) for knob in space.knobs()}
+
+
 def _distribution(knob: Knob) -> BaseDistribution:
     if knob.choices:
         return CategoricalDistribution(knob.choices)
     return IntDistribution(int(knob.low), int(knob.high)) if knob.whole else FloatDistribution(knob.low, knob.high)
 
 
-def _make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
+def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
+    """A sampler by name."""
     makers: dict[str, Callable[[], optuna.samplers.BaseSampler]] = {
         "tpe": lambda: optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=_STARTUP_TRIALS),
         "random": lambda: optuna.samplers.RandomSampler(seed=seed),

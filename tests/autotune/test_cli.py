@@ -13,6 +13,8 @@ import pytest
 
 from autotune import cli, commands, doctor, launched
 from autotune.runtime import launch
+from profilers.perfetto import read_trace
+from profilers.timeline import Span, Timeline
 from results.best import save_best
 from results.record import BestPlan
 from results.store import StudyStore
@@ -215,6 +217,35 @@ def test_report_of_a_damaged_study_is_exit_2(tmp_path: Path, capsys: pytest.Capt
     assert "records.jsonl, line 1 is damaged" in capsys.readouterr().err
 
 
+def test_report_writes_the_trace_of_a_trial(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_study(tmp_path)
+    traced = Timeline(spans=(Span(rank=1, lane="compute", kind="forward", op="forward", start_s=0.0, end_s=0.5),))
+    StudyStore(tmp_path / "vgg-mixed4" / "mixed4").write_timeline(2, traced)
+    target = tmp_path / "trace.json"
+    assert cli.main(["report", "--results", str(tmp_path), "--trace", str(target), "--trial", "2"]) == 0
+    assert read_trace(target) == traced
+    assert cli.main(["report", "--results", str(tmp_path), "--trace", str(target), "--trial", "3"]) == 2
+    assert "no trace of trial 3 is kept: name one of 2" in capsys.readouterr().err
+    assert cli.main(["report", "--results", str(tmp_path), "--trace", str(tmp_path / "no" / "t"), "--trial", "2"]) == 2
+    assert "cannot write trace" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["", '{"spans": [', "{}", "[]", '{"traceEvents": []}'])
+def test_report_of_a_damaged_trace_is_exit_2_with_one_message(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_study(tmp_path)
+    (tmp_path / "vgg-mixed4" / "mixed4" / "timelines").mkdir()
+    (tmp_path / "vgg-mixed4" / "mixed4" / "timelines" / "0002.json").write_text(content, encoding="utf-8")
+    target = tmp_path / "trace.json"
+    assert cli.main(["report", "--results", str(tmp_path), "--trace", str(target), "--trial", "2"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert len(shown.err.splitlines()) == 1
+    assert "0002.json" in shown.err
+    assert not target.exists()
+
+
 def test_results_may_be_named_in_the_environment(
     results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +366,14 @@ def test_bad_input_is_exit_2_before_any_job_starts(
     assert message.startswith("autotune: error: ")
     assert text in message
     assert len(message.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("no_mpirun")
+@pytest.mark.parametrize("command", ["train", "race", "profile"])
+def test_several_mixes_are_for_a_sweep_alone(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All but the first would be left out without a word."""
+    assert cli.main([command, "--ranks", "2", "--cluster", "mixed4,uniform4", "--results", str(tmp_path)]) == 2
+    assert "'mixed4,uniform4' names 2 mixes: only a sweep takes several" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("no_mpirun")

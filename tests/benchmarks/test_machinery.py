@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from autotune.search.study import Search
 from autotune.space import Space
+from profilers.ranges import Ranges
 from results.record import Role, TrialRecord, TrialState
 from results.store import StudyStore
 from workloads.plan import BatchPlan, Plan
@@ -38,6 +41,19 @@ def test_a_record_put_on_disk(benchmark: BenchmarkFixture, tmp_path: Path) -> No
     record = TrialRecord(number=0, role=Role.SEARCH, state=TrialState.COMPLETE, plan=plan, steps_s=(0.1,) * 20)
     benchmark(store.append, record)
     store.close()
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["off", "on, no profiler"])
+def test_a_range_around_nothing(benchmark: BenchmarkFixture, recorded: bool) -> None:
+    """Off is what every step pays ten times and more; on is what record_function takes though nobody listens."""
+    ranges, gradient = Ranges(), torch.zeros(1024)
+
+    def enter() -> None:
+        with ranges.bucket("post", 3, gradient):
+            pass
+
+    with ranges.recorded() if recorded else nullcontext():
+        benchmark(enter)
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])

@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import correlation
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from autotune.lab import manage
 from autotune.lab.hosts import Lab, lab_of
 from results.environment import describe_environment
+from results.stats import spearman
 from results.store import write_json
 from tests.lab.test_lab import autotune
 from tests.mpi.launch import ROOT, mpirun
@@ -68,18 +68,13 @@ def agreement(paced: dict[str, Any], lab: dict[str, Any]) -> dict[str, Any]:
     """Rank correlation over all plans; the best splits and by how many samples of a rank they differ."""
     best = [min(run["splits_s"], key=lambda row: row[-1])[:-1] for run in (paced, lab)]
     return {
-        "spearman": correlation(ranks(paced["plans_s"]), ranks(lab["plans_s"])),
+        "spearman": spearman(paced["plans_s"], lab["plans_s"]),
         "best_split_paced": best[0],
         "best_split_lab": best[1],
         "largest_difference_of_best_split": max(abs(a - b) for a, b in zip(*best, strict=True)),
         "paced_s": paced["plans_s"],
         "lab_s": lab["plans_s"],
     }
-
-
-def ranks(values: list[float]) -> list[float]:
-    order = sorted(values)
-    return [float(order.index(value)) for value in values]
 
 
 def keep(name: str, found: dict[str, Any]) -> None:

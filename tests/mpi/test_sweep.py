@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 
 from autotune.bench import capture_workload
+from profilers.perfetto import read_trace
+from profilers.ranges import PHASES
+from profilers.timeline import Timeline
 from tests.mpi.launch import ROOT, autotune, refused
 from workloads.registry import load_workload
 
@@ -67,20 +70,43 @@ def test_the_kept_plan_is_used_by_train(swept: tuple[Path, list[dict[str, Any]]]
 
 @pytest.mark.mpi
 def test_training_goes_through_a_trace(swept: tuple[Path, list[dict[str, Any]]]) -> None:
-    """The links all but stop for steps 4 to 7, and recover."""
+    """The links all but stop for steps 4 to 7, and recover. One more step is traced, with a plan that has several buckets."""
     folder, _ = swept
+    (path,) = folder.glob("results/data/best/*@mixed4-first2.json")
+    kept = json.loads(path.read_text())
+    kept["plan"]["comm"] |= {"reducer": "bucketed", "bucket_bytes": 512}
+    (folder / "buckets.json").write_text(json.dumps(kept))
     changes = "".join(
         f'[[change]]\nat = {at}\nhost = "*"\nbandwidth = {share}\n' for at, share in ((4, 0.0003), (8, 1))
     )
     (folder / "dip.toml").write_text(changes)
     rest = ("--cluster", "mixed4", "--steps", "12", "--rounds", "1", "--json")
-    done = autotune(2, "train", *OWN, "--replay", "dip.toml", *rest, cwd=folder)
+    traced = ("--plan", "buckets.json", "--trace", "run.json")
+    done = autotune(2, "train", *OWN, "--replay", "dip.toml", *traced, *rest, cwd=folder)
     assert done.code == 0, done.err
+    check_trace(read_trace(folder / "run.json"))
     trained = json.loads(done.out)
     assert [(s["first"], s["last"]) for s in trained["stretches"]] == [(0, 3), (4, 7), (8, 11)]
     before, during, after = (stretch["step_s"] for stretch in trained["stretches"])
     assert during > 3 * max(before, after)
     refused(autotune(2, "train", *OWN, "--replay", "link-dorp", *rest, cwd=folder), "did you mean 'link-drop'?")
+
+
+def check_trace(traced: Timeline) -> None:
+    """Every source is in it, of both ranks and on one clock, and a bucket's ranges tell the bytes of its collective."""
+    for rank in (0, 1):
+        own = traced.of_rank(rank)
+        assert {span.lane for span in own.spans} == {"host", "compute", "comm", "ranges", "ops"}
+        ranges = [span for span in own.spans if span.kind == "range"]
+        assert [span.op for span in ranges if span.op in PHASES] == list(PHASES)
+        sent = [(span.op, span.num_bytes) for span in own.spans if span.kind == "comm"]
+        assert len(sent) > 1
+        assert [(f"post {op}", num_bytes) for op, num_bytes in sent] == [
+            (span.op, span.num_bytes) for span in ranges if span.op.startswith("post ")
+        ]
+        assert "process_cpu" in {counter.name for counter in own.counters}
+    ends_s = [max(span.end_s for span in traced.of_rank(rank).spans if span.kind == "comm") for rank in (0, 1)]
+    assert abs(ends_s[0] - ends_s[1]) < 0.05 + traced.clock_error_s
 
 
 @pytest.mark.mpi

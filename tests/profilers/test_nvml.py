@@ -7,7 +7,6 @@ import functools
 import itertools
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ import pytest
 
 from profilers.nvml import THROTTLE_REASONS, UNITS, open_nvml, throttle_reasons
 from profilers.observer import MeteredDevice, Observer, Sampler, Unavailable
+from tests.profilers.fake_nvml import FIRST, SECOND, build_library
 
 ROOT = Path(__file__).parents[2]
 BARE = "5fd4f087-86f3-7a43-b711-4771313afc50"
@@ -270,7 +270,7 @@ def test_a_gpu_lost_in_mid_run_ends_every_metric_and_keeps_the_points(monkeypatc
     sampler = Sampler(open_nvml(UUID), rank=1)
     assert sampler.tick()
     library.lost = True
-    assert not sampler.tick()
+    assert [sampler.tick() for _ in range(10)] == [True] * 9 + [False], "PCIe is asked with every tenth sample only"
     assert availability(sampler) == dict.fromkeys(UNITS, "unavailable (GPU is lost)")
     assert {counter.name: len(counter.points) for counter in sampler.counters()} == dict.fromkeys(UNITS, 1)
 
@@ -331,59 +331,6 @@ def test_nvml_is_shut_down_once_for_each_device_that_was_opened(monkeypatch: pyt
 
 # --- the real loader -----------------------------------------------------------------------------------------------------
 
-LIBRARY = r"""
-#include <stdlib.h>
-#include <string.h>
-#define NOT_SUPPORTED 3
-#define INVALID_ARGUMENT 2
-#define NOT_FOUND 6
-#define LOST 15
-
-/* Two GPUs; every sample begins with the utilisation, which counts it. The first has an energy counter about to wrap. */
-struct gpu { const char *uuid; int first; unsigned samples; unsigned long long energy_mj, link_kib; };
-static struct gpu gpus[2] = {{"GPU-aaaaaaaa-0000-0000-0000-000000000000", 1, 0, -5000ull, 0},
-                             {"GPU-bbbbbbbb-0000-0000-0000-000000000000", 0, 0, 0, 0}};
-struct field { unsigned id, scope; long long moment, latency; unsigned type, code; unsigned long long value; };
-
-static int setting(const char *name, int otherwise) { const char *s = getenv(name); return s ? atoi(s) : otherwise; }
-static int state(struct gpu *g) { return g->first && g->samples > setting("FAKE_LOST_AFTER", 1 << 30) ? LOST : 0; }
-
-int nvmlInitWithFlags(unsigned flags) { return setting("FAKE_INIT", 0); }
-int nvmlShutdown(void) { return 0; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = setting("FAKE_COUNT", 2); return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned i, struct gpu **out) { *out = &gpus[i]; return 0; }
-int nvmlDeviceGetUUID(struct gpu *g, char *out, unsigned size) { strncpy(out, g->uuid, size); return 0; }
-int nvmlDeviceGetHandleByUUID(const char *uuid, struct gpu **out) {
-  for (int i = 0; i < setting("FAKE_COUNT", 2); i++)
-    if (!strcmp(uuid, gpus[i].uuid)) { *out = &gpus[i]; return 0; }
-  return NOT_FOUND;
-}
-int nvmlDeviceGetUtilizationRates(struct gpu *g, unsigned *out) {
-  g->samples++; out[0] = g->samples % 100; out[1] = 0; return state(g);
-}
-int nvmlDeviceGetMemoryInfo(struct gpu *g, unsigned long long *out) {
-  out[0] = 1ull << 34; out[2] = g->samples << 20; out[1] = out[0] - out[2]; return state(g);
-}
-int nvmlDeviceGetPowerUsage(struct gpu *g, unsigned *mw) { *mw = 100000 + 1000 * g->samples; return state(g); }
-int nvmlDeviceGetTotalEnergyConsumption(struct gpu *g, unsigned long long *mj) {
-  if (!g->first) return NOT_SUPPORTED;
-  *mj = g->energy_mj += 2000; return state(g);
-}
-int nvmlDeviceGetClockInfo(struct gpu *g, unsigned which, unsigned *mhz) {
-  *mhz = 1000 * which + g->samples; return g->first ? state(g) : NOT_SUPPORTED;
-}
-/* An older driver: no nvmlDeviceGetCurrentClocksEventReasons. */
-int nvmlDeviceGetCurrentClocksThrottleReasons(struct gpu *g, unsigned long long *bits) { *bits = 4; return state(g); }
-int nvmlDeviceGetNvLinkState(struct gpu *g, unsigned link, unsigned *up) {
-  *up = link == 1; return !g->first ? NOT_SUPPORTED : link < 2 ? state(g) : INVALID_ARGUMENT;
-}
-int nvmlDeviceGetFieldValues(struct gpu *g, int n, struct field *f) {
-  for (int i = 0; i < n; i++) { f[i].code = 0; f[i].value = f[i].scope == -1u ? g->link_kib++ : 0; }
-  return state(g);
-}
-int nvmlDeviceGetPcieThroughput(struct gpu *g, unsigned which, unsigned *kb_s) { *kb_s = 10 + which; return state(g); }
-"""
-
 PROGRAM = """
 import contextlib, json, sys, time
 from profilers.nvml import open_nvml
@@ -408,19 +355,11 @@ print(json.dumps([
     for sampler in samplers
 ]))
 """
-FIRST, SECOND = (f"{letter * 8}-0000-0000-0000-000000000000" for letter in "ab")
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a libnvidia-ml.so.1."""
-    if (compiler := shutil.which("cc") or shutil.which("gcc")) is None:
-        pytest.skip("needs a C compiler (cc or gcc) to make a stand-in for NVIDIA's library")
-    folder = tmp_path_factory.mktemp("nvml")
-    (folder / "nvml.c").write_text(LIBRARY)
-    target = folder / "libnvidia-ml.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", target, folder / "nvml.c"], check=True, timeout=60)
-    return folder
+    return build_library(tmp_path_factory.mktemp("nvml"))
 
 
 def observe(folder: Path, *uuids: str, **settings: int) -> list[dict[str, Any]]:

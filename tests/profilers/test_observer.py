@@ -21,6 +21,7 @@ from profilers.observer import (
     Observer,
     Rise,
     Sampler,
+    Seldom,
     Unavailable,
     describe,
     pause_s,
@@ -215,6 +216,12 @@ def test_energy_is_the_area_under_the_power() -> None:
         clock.now_s += passed_s
         totals.append(energy())
     assert totals == [0.0, 300.0, 500.0]
+
+
+def test_a_costly_reading_is_taken_with_the_probe_the_first_sample_and_every_third() -> None:
+    taken = iter(range(10))
+    seldom = Seldom(lambda: float(next(taken)), every=3)
+    assert [seldom() for _ in range(8)] == [0.0, 1.0, None, None, 2.0, None, None, 3.0]
 
 
 # --- a sampler, beat by beat ---------------------------------------------------------------------------------------------

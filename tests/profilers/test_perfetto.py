@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from profilers.perfetto import read_trace, write_trace
+from profilers.perfetto import check_trace_file, read_trace, write_trace
 from profilers.timeline import Counter, Span, Timeline
 from workloads.errors import SpecError
 
@@ -304,6 +304,15 @@ def test_a_trace_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
         write_trace(Timeline(), path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_could_not_be_written_can_be_refused_before_a_run(tmp_path: Path) -> None:
+    check_trace_file(tmp_path / "trace.json")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(SpecError, match=r"cannot write trace '.*nowhere/trace\.json': No such file"):
+        check_trace_file(tmp_path / "nowhere" / "trace.json")
+    with pytest.raises(SpecError, match=r"cannot write trace '.*': Is a directory: name another file"):
+        check_trace_file(tmp_path)
 
 
 def test_a_folder_that_is_not_there_is_an_error_with_the_path(tmp_path: Path) -> None:

@@ -53,6 +53,35 @@ def test_collectives_have_the_columns_of_nccl_tests() -> None:
     assert "fit: 1000 us + size / 1000 Mbit/s, worst error 0 %, 512 B to 8 MiB" in text
 
 
+def test_codecs_are_shown_with_their_speed() -> None:
+    """Two microseconds, then 2 GB/s in and 4 GB/s out."""
+    lines = [line.split() for line in shown(profile()).splitlines()]
+    assert ["0", "fp16", "2.00", "2.00", "0", "4.00", "0", "%", "1", "MiB"] in lines
+    assert [line[:2] for line in lines if len(line) > 1 and line[1] in ("fp16", "bf16")] == [
+        ["0", "fp16"],
+        ["0", "bf16"],
+        ["1", "fp16"],
+        ["1", "bf16"],
+    ]
+
+
+def test_a_codec_too_fast_to_tell_has_no_speed() -> None:
+    found = profile()
+    fp16, bf16 = found.ranks[0].codecs
+    quick = dataclasses.replace(fp16, decode=dataclasses.replace(fp16.decode, bytes_per_s=None))
+    rank = dataclasses.replace(found.ranks[0], codecs=(quick, bf16))
+    lines = [line.split() for line in shown(dataclasses.replace(found, ranks=(rank,))).splitlines()]
+    assert ["0", "fp16", "2.00", "2.00", "0", "-", "0", "%", "1", "MiB"] in lines
+
+
+def test_many_ranks_and_pairs_are_counted_instead_of_shown() -> None:
+    found = profile()
+    ranks = tuple(dataclasses.replace(found.ranks[0], rank=number) for number in range(15))
+    text = shown(dataclasses.replace(found, ranks=ranks, links=found.links * 15))
+    assert "and 3 more ranks" in text
+    assert "and 6 more pairs" in text
+
+
 def test_what_was_not_measured_is_said() -> None:
     assert "broadcast: not measured: not paced" in shown(profile())
 

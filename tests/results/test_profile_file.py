@@ -12,6 +12,8 @@ import pytest
 
 from results.fits import MemoryFit, Source, TransferFit, TransferRow, WorkFit
 from results.profile import (
+    CodecProfile,
+    CodecRow,
     CollectiveProfile,
     HostLink,
     LinkProfile,
@@ -31,6 +33,17 @@ SIZES = (4, 8, 16, 32)
 
 def work(fixed_s: float, per_sample_s: float) -> WorkFit:
     return WorkFit.measured([(size, fixed_s + per_sample_s * size) for size in SIZES])
+
+
+def codec(name: str, bytes_per_s: float) -> CodecProfile:
+    sizes = [2**16, 2**18, 2**20]
+    rows = tuple(CodecRow(num_bytes=n, encode_s=2e-6 + n / bytes_per_s, decode_s=n / bytes_per_s / 2) for n in sizes)
+    return CodecProfile(
+        name=name,
+        encode=TransferFit.through([(row.num_bytes, row.encode_s) for row in rows]),
+        decode=TransferFit.through([(row.num_bytes, row.decode_s) for row in rows]),
+        rows=rows,
+    )
 
 
 def rank(number: int) -> RankProfile:
@@ -60,6 +73,7 @@ def rank(number: int) -> RankProfile:
         memory=MemoryFit.measured([(size, 4096 + 100 * size) for size in SIZES]),
         ops=tuple(ops),
         steps=tuple(steps),
+        codecs=(codec("fp16", 2e9), codec("bf16", 4e9)),
     )
 
 
@@ -157,7 +171,7 @@ def test_every_number_says_where_it_comes_from_and_where_it_holds(saved: Path) -
         return [fit for item in value for fit in fits(item)] if isinstance(value, list) else []
 
     found = fits(json.loads(saved.read_text()))
-    assert len(found) == 2 * (4 + 3 * 2) + 2 + 1
+    assert len(found) == 2 * (4 + 3 * 2 + 2 * 2) + 2 + 1
     assert all(fit["source"] == "measured" and fit["low"] < fit["high"] for fit in found)
 
 
@@ -165,6 +179,21 @@ def test_a_question_outside_the_range_can_be_refused() -> None:
     compute = rank(0).compute
     assert [compute.covers(size) for size in (3, 4, 32, 33)] == [False, True, True, False]
     assert compute.seconds(16) == pytest.approx(9e-4 + 3.03e-3 * 16)
+
+
+def test_what_a_codec_costs_is_asked_by_its_name() -> None:
+    fp16 = rank(0).codec("fp16")
+    assert fp16 is not None
+    assert fp16.encode.seconds(2**20) == pytest.approx(2e-6 + 2**20 / 2e9)
+    assert (rank(0).codec("none"), rank(0).codec("int8")) == (None, None)
+
+
+def test_a_profile_from_before_codecs_were_measured_can_be_read(saved: Path) -> None:
+    data = json.loads(saved.read_text())
+    for entry in data["ranks"]:
+        del entry["codecs"]
+    saved.write_text(json.dumps(data))
+    assert load_profile(saved).ranks[0].codecs == ()
 
 
 # --- by hand -----------------------------------------------------------------------------------------------------------
@@ -189,7 +218,8 @@ def test_the_documented_example_can_be_read(tmp_path: Path) -> None:
 def test_the_documentation_names_every_key() -> None:
     text = (ROOT / "docs" / "files.md").read_text()
     section = text[text.index("## Profile (JSON)") :]
-    kinds = (Profile, RankProfile, OpProfile, StepPoint, LinkProfile, HostLink, CollectiveProfile)
+    kinds = (Profile, RankProfile, OpProfile, StepPoint, CodecProfile, CodecRow)
+    kinds += (LinkProfile, HostLink, CollectiveProfile)
     fits = (WorkFit, MemoryFit, TransferFit, TransferRow)
     for kind in (*kinds, *fits):
         for field in dataclasses.fields(kind):
@@ -274,6 +304,11 @@ def test_too_deep_to_be_read_is_refused(saved: Path) -> None:
         (("ranks", 0, "compute", "low"), 64, "low must not exceed high"),
         (("ranks", 0, "ops", 1, "name"), "0", "op '0' twice"),
         (("ranks", 0, "opps"), [], "did you mean 'ops'"),
+        (("ranks", 0, "compute", "points", 0), [4.0], "points[0] has 1 numbers"),
+        (("ranks", 0, "codecs", 1, "name"), "fp16", "codec 'fp16' twice"),
+        (("ranks", 0, "codecs", 1, "name"), "bf61", "did you mean 'bf16'"),
+        (("ranks", 0, "codecs", 0, "encode", "bytes_per_s"), 0, "above zero"),
+        (("ranks", 0, "codecs", 0, "rows", 0, "decode_s"), -1, "not negative"),
         (("ranks", 0, "memory", "bytes_per_sample"), True, "it must be a number"),
         (("links", 0, "fit", "bytes_per_s"), 0, "above zero"),
         (("hosts", 0, "up_bytes_per_s"), 0.0, "above zero"),

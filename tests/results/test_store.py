@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from profilers.timeline import Span, Timeline
+from profilers.timeline import Counter, Span, Timeline
 from results.record import Role, StudyInfo, TrialRecord
 from results.store import StudyStore, find_studies, read_json, safe_name, writable_folder, write_json
 from tests.results import sample
@@ -239,11 +239,45 @@ def test_a_file_is_complete_before_it_gets_its_name(tmp_path: Path, monkeypatch:
     assert seen == [(tmp_path, to_data(sample.info()))]
 
 
-@pytest.mark.parametrize("content", ["{", "", "nonsense"])
+@pytest.mark.parametrize("content", ["{", "", "nonsense", "[" * 200_000, '{"seed": 1' + "0" * 5000 + "}"])
 def test_a_damaged_file_is_an_error_that_names_it(store: StudyStore, content: str) -> None:
     (store.folder / "study.json").write_text(content, encoding="utf-8")
     with pytest.raises(StoreError, match=r"study\.json' is damaged"):
         store.info()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        '{"spans": [{"rank": 0,',
+        "[]",
+        "{}",
+        '{"spans": []}',
+        '{"traceEvents": []}',
+        '{"spans": [{"rank": 0, "lane": "host", "kind": "data", "op": "data", "start_s": 0, "end_s": "soon"}]}',
+        f'{{"spans": [], "clock_error_s": 1{"0" * 400}}}',
+    ],
+)
+def test_a_damaged_or_foreign_trace_is_an_error_that_names_it(store: StudyStore, content: str) -> None:
+    span = Span(rank=0, lane="compute", kind="forward", op="forward", start_s=0.0, end_s=1.0)
+    store.write_timeline(3, Timeline(spans=(span,)))
+    (store.folder / "timelines" / "0003.json").write_text(content, encoding="utf-8")
+    with pytest.raises(SpecError, match=r"0003\.json"):
+        store.timeline(3)
+
+
+def test_a_point_that_is_no_pair_is_an_error_that_names_the_trace(store: StudyStore) -> None:
+    span = Span(rank=0, lane="compute", kind="forward", op="forward", start_s=0.0, end_s=1.0)
+    counter = Counter(rank=0, name="power", unit="W", points=((0.5, 100.0),))
+    store.write_timeline(3, Timeline(spans=(span,), counters=(counter,)))
+    assert store.timeline(3).counters == (counter,)
+    path = store.folder / "timelines" / "0003.json"
+    data = json.loads(path.read_text(encoding="utf-8"))
+    data["counters"][0]["points"] = [[0.5]]
+    path.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(StoreError, match=r"0003\.json' is damaged"):
+        store.timeline(3)
 
 
 def test_a_file_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:

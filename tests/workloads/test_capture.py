@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +13,11 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from workloads.capture import LOSS, capture
-from workloads.graph import Op, OpGraph
+from workloads.capture import LOSS, MODEL, SavedTensorMeter, capture
+from workloads.graph import Edge, Op, OpGraph, Parameter
+from workloads.registry import load_workload
+from workloads.serial import digest
+from workloads.workload import Workload
 
 FLOAT = 4
 
@@ -229,6 +234,83 @@ def test_the_parameters_of_a_module_that_is_never_called_are_counted_too() -> No
     assert graph_of(model, tokens).param_bytes == trainable_bytes(model)
 
 
+def test_the_projection_of_torchs_attention_belongs_to_the_attention() -> None:
+    graph = graph_of(Attentive(), tokens)
+    assert {parameter.name: parameter.op for parameter in graph.parameters} == {
+        "attention.in_proj_weight": "attention",
+        "attention.in_proj_bias": "attention",
+        "attention.out_proj.weight": "attention",
+        "attention.out_proj.bias": "attention",
+    }
+
+
+def test_parameters_are_listed_as_the_model_names_them_each_with_its_op() -> None:
+    model = nn.Sequential(Scaled(), nn.Linear(12, 3))
+    model[0].child.bias.requires_grad_(requires_grad=False)
+    assert graph_of(model, flat).parameters == (
+        Parameter(name="0.scale", op="0", num_bytes=144 * FLOAT),
+        Parameter(name="0.child.weight", op="0.child", num_bytes=144 * FLOAT),
+        Parameter(name="1.weight", op="1", num_bytes=36 * FLOAT),
+        Parameter(name="1.bias", op="1", num_bytes=3 * FLOAT),
+    )
+
+
+def test_tied_and_shared_parameters_are_listed_once() -> None:
+    words = graph_of(Tied(), lambda count: torch.zeros(count, 5, dtype=torch.long))
+    assert [(p.name, p.op) for p in words.parameters] == [
+        ("read.weight", "read"),
+        ("middle.weight", "middle"),
+        ("middle.bias", "middle"),
+    ]
+    shared = nn.Linear(12, 12)
+    twice = graph_of(nn.Sequential(shared, nn.ReLU(), shared), flat)
+    assert [(p.name, p.op) for p in twice.parameters] == [("0.weight", "0"), ("0.bias", "0")]
+
+
+def test_what_a_model_owns_itself_is_the_losss_where_the_loss_only_calls_its_children() -> None:
+    model = Scaled()
+    graph = capture(model, lambda count: (model.child(flat(count)) @ model.scale).square().mean())
+    assert names(graph) == ["child", LOSS]
+    assert graph.param_bytes == trainable_bytes(model)
+    assert op(graph, LOSS).param_bytes == 144 * FLOAT
+
+
+# --- shipped workloads -------------------------------------------------------------------------------------------------
+
+SPECS = [*(f"{model}-{size}" for model in ("mlp", "vgg", "resnet", "gpt") for size in ("tiny", "small")), "digits"]
+
+
+def loss_of(workload: Workload, model: nn.Module) -> Callable[[int], Tensor]:
+    data = workload.dataset()
+    return lambda count: workload.loss(model, data[torch.arange(count)])
+
+
+def held_bytes(model: nn.Module, run: Callable[[int], Tensor], count: int) -> int:
+    """By a meter that knows nothing of ops."""
+    meter = SavedTensorMeter(model)
+    with meter.watch():
+        loss = run(count)
+    held = meter.current_bytes
+    del loss
+    return held
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_ops_of_a_workload_share_out_its_parameters_and_activations(spec: str) -> None:
+    workload = load_workload(spec)
+    model = workload.model()
+    run = loss_of(workload, model)
+    graph = capture(model, run)
+    assert [p.name for p in graph.parameters] == [name for name, _ in model.named_parameters()]
+    owned = Counter[str]()
+    for parameter in graph.parameters:
+        owned[parameter.op] += parameter.num_bytes
+    assert {op.name: op.param_bytes for op in graph.ops} == {op.name: owned[op.name] for op in graph.ops}
+    assert graph.param_bytes == sum(owned.values()) == trainable_bytes(model)
+    saved = (held_bytes(model, run, 6) - held_bytes(model, run, 3)) / 3
+    assert sum(op.saved_bytes_per_sample for op in graph.ops) == graph.saved_bytes_per_sample == pytest.approx(saved)
+
+
 # --- bytes -------------------------------------------------------------------------------------------------------------
 
 
@@ -246,6 +328,60 @@ def test_a_view_moves_nothing() -> None:
 
 def test_ops_are_in_the_order_they_ran_and_the_loss_is_last() -> None:
     assert names(graph_of(mlp(), flat)) == ["0", "1", "2", "3", "4", "(model)", LOSS]
+
+
+def test_output_bytes_are_those_of_what_the_module_returns() -> None:
+    graph = graph_of(mlp(), flat)
+    outputs = {op.name: op.output_bytes_per_sample for op in graph.ops}
+    assert outputs == {
+        "0": 20 * FLOAT,
+        "1": 20 * FLOAT,
+        "2": 7 * FLOAT,
+        "3": 7 * FLOAT,
+        "4": 3 * FLOAT,
+        MODEL: 3 * FLOAT,
+        LOSS: 0.0,
+    }
+
+
+def test_several_outputs_are_summed_and_calls_as_well() -> None:
+    weights = 6 * 6
+    assert op(graph_of(Attentive(), tokens), "attention").output_bytes_per_sample == (6 * 16 + weights) * FLOAT
+    shared = nn.Linear(12, 12)
+    twice = graph_of(nn.Sequential(shared, nn.ReLU(), shared), flat)
+    assert op(twice, "0").output_bytes_per_sample == 2 * 12 * FLOAT
+
+
+def test_only_a_linear_layer_has_factors() -> None:
+    graph = graph_of(conv_net(), images)
+    assert {op.name: op.factor_shapes for op in graph.ops if op.factor_shapes} == {"7": ((10, 16 * 3 * 3),)}
+
+
+def test_a_loss_that_is_a_module_of_its_own_is_counted_once() -> None:
+    model, mean_square = mlp(), nn.MSELoss()
+    graph = capture(model, lambda count: mean_square(model(flat(count)), torch.zeros(count, 3)))
+    assert names(graph) == names(graph_of(model, flat))
+    assert op(graph, LOSS).num_calls == 1
+
+
+class Improvised(nn.Module):
+    """Calls a module that it does not own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(12, 12)
+        self.foreign = [nn.Tanh()]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.foreign[0](self.inner(inputs))
+
+
+def test_a_module_that_is_not_the_models_is_part_of_the_one_that_calls_it() -> None:
+    graph = graph_of(nn.Sequential(Improvised()), flat)
+    assert names(graph) == ["0.inner", "0", MODEL, LOSS]
+    assert op(graph, "0").num_calls == 1
+    assert op(graph, "0").output_bytes_per_sample == 12 * FLOAT
+    assert op(graph, "0").bytes_per_sample == 2 * 12 * FLOAT
 
 
 # --- saved activations -------------------------------------------------------------------------------------------------
@@ -267,6 +403,48 @@ def test_a_frozen_net_saves_no_activations_for_weights() -> None:
     model = nn.Sequential(nn.Linear(12, 20), nn.Linear(20, 3))
     model[0].requires_grad_(requires_grad=False)
     assert graph_of(model, flat).saved_bytes_per_sample == (20 + 3) * FLOAT
+
+
+def test_saved_bytes_are_the_first_ops_that_kept_them() -> None:
+    """The ReLU keeps its output, so the layer behind it, which needs the same tensor, keeps nothing more."""
+    model = nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 3))
+    graph = graph_of(model, flat)
+    saved = {op.name: op.saved_bytes_per_sample for op in graph.ops}
+    assert saved == {"0": 12 * FLOAT, "1": 20 * FLOAT, "2": 0.0, MODEL: 0.0, LOSS: 3 * FLOAT}
+
+
+class Forgetful(nn.Module):
+    """What the first layer kept is gone, and its memory free, when the second layer runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(12, 12)
+        self.second = nn.Linear(12, 12)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.first(inputs.exp())
+        return self.second(inputs.sin())
+
+
+def test_memory_that_is_used_again_counts_for_the_op_that_keeps_it_now() -> None:
+    graph = graph_of(Forgetful(), flat)
+    saved = {op.name: op.saved_bytes_per_sample for op in graph.ops}
+    assert saved == {"first": 0.0, "second": 12 * FLOAT, MODEL: 0.0, LOSS: 12 * FLOAT}
+
+
+def test_a_storage_is_its_first_holders_until_the_last_lets_go() -> None:
+    running = ["a"]
+    meter = SavedTensorMeter(nn.Identity(), lambda: running[0])
+    meter.hold(100, 8)
+    running[0] = "b"
+    meter.hold(100, 8)
+    meter.release(100, 8)
+    assert +meter.bytes_by_op == {"a": 8}
+    meter.release(100, 8)
+    assert not +meter.bytes_by_op
+    meter.hold(100, 16)
+    assert +meter.bytes_by_op == {"b": 16}
+    assert meter.current_bytes == 16
 
 
 # --- the model is left alone -------------------------------------------------------------------------------------------
@@ -295,3 +473,17 @@ def test_the_fingerprint_is_stable_and_changes_with_the_structure() -> None:
     assert graph_of(mlp(), flat).fingerprint() == graph_of(mlp(), flat).fingerprint()
     wider = nn.Sequential(nn.Linear(12, 21), nn.ReLU(), nn.Linear(21, 7, bias=False), nn.ReLU(), nn.Linear(7, 3))
     assert graph_of(wider, flat).fingerprint() != graph_of(mlp(), flat).fingerprint()
+
+
+def test_the_fingerprint_does_not_change_with_the_edges() -> None:
+    graph = graph_of(mlp(), flat)
+    edge = Edge(source="0", target="1", bytes_per_sample=80.0)
+    assert replace(graph, edges=(edge,), edges_from="fx", edges_note="why").fingerprint() == graph.fingerprint()
+
+
+def test_the_fingerprint_is_what_it_was_when_plans_were_first_kept() -> None:
+    """Kept plans are found by it: a graph without the later fields has the digest of its first fields."""
+    graph = graph_of(mlp(), flat)
+    first = ("name", "kind", "num_calls", "flops_per_sample", "fixed_bytes", "bytes_per_sample", "param_bytes")
+    ops = [{key: getattr(op, key) for key in (*first, "backward_factor")} for op in graph.ops]
+    assert graph.fingerprint() == digest({"ops": ops, "saved_bytes_per_sample": graph.saved_bytes_per_sample})

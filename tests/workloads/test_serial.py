@@ -15,7 +15,7 @@ from results.record import BestPlan, Comparison, Prediction, Role, StudyInfo, Tr
 from tests.results import sample
 from workloads.cluster import load_cluster
 from workloads.errors import SpecError
-from workloads.graph import Op, OpGraph
+from workloads.graph import Edge, Op, OpGraph, Parameter
 from workloads.plan import default_plan
 from workloads.serial import digest, from_data, to_data
 
@@ -74,6 +74,16 @@ VALUES = [
     default_plan((16,) * 4),
     load_cluster("this-machine"),
     OpGraph(ops=(OP,), saved_bytes_per_sample=3.0),
+    OpGraph(
+        ops=(
+            dataclasses.replace(OP, saved_bytes_per_sample=3.0, output_bytes_per_sample=8.0, factor_shapes=((2, 1),)),
+        ),
+        saved_bytes_per_sample=3.0,
+        parameters=(Parameter(name="0.weight", op="0", num_bytes=8),),
+        edges=(Edge(source="0", target="(loss)", bytes_per_sample=8.0),),
+        edges_from="fx",
+        edges_note="export: RuntimeError: no",
+    ),
     Timeline(spans=(Span(rank=1, lane="comm", kind="comm", op="x", start_s=0.1, end_s=0.2, num_bytes=9),)),
 ]
 
@@ -96,6 +106,15 @@ def test_a_record_comes_back_with_its_types_not_lookalikes() -> None:
     assert isinstance(again.plan.batch.samples, tuple)
     assert again.params == complete_record().params
     assert again.step_s == complete_record().step_s
+
+
+def test_a_graph_that_was_kept_before_it_had_parameters_and_edges_can_still_be_read() -> None:
+    first = ("name", "kind", "num_calls", "flops_per_sample", "fixed_bytes", "bytes_per_sample", "param_bytes")
+    old = {
+        "ops": [{key: to_data(OP)[key] for key in (*first, "backward_factor")}],
+        "saved_bytes_per_sample": 3.0,
+    }
+    assert from_data(OpGraph, old, "old") == OpGraph(ops=(OP,), saved_bytes_per_sample=3.0)
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------------

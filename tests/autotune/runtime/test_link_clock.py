@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.runtime import link_clock
-from autotune.runtime.link_clock import LinkClocks, Load, file_bytes, ring_latency_s, ring_loads
+from autotune.runtime.link_clock import LinkClocks, file_bytes
+from autotune.simulate.collectives import Load, all_reduce_latency_s, ring_loads
 from workloads.cluster import Cluster, load_cluster
 from workloads.trace import ChangingMix
 from workloads.trace_file import load_trace
@@ -122,7 +123,8 @@ def test_ranks_that_map_one_file_share_its_clocks(open_clocks: Open) -> None:
 
 RESERVE_IN_A_PROCESS = """
 import sys
-from autotune.runtime.link_clock import LinkClocks, Load
+from autotune.runtime.link_clock import LinkClocks
+from autotune.simulate.collectives import Load
 from workloads.cluster import load_cluster
 clocks = LinkClocks(load_cluster("mixed4"), sys.argv[1])
 sys.stdout.write("ready\\n")
@@ -200,19 +202,21 @@ def test_what_leaves_all_hosts_enters_all_hosts() -> None:
 
 
 def test_the_latency_of_a_ring_is_its_hops_one_after_the_other() -> None:
-    assert ring_latency_s(MIXED4) == pytest.approx(2 * 3 * 50e-6)
-    assert ring_latency_s(MIXED4.for_ranks(2)) == pytest.approx(2 * 50e-6)
+    assert all_reduce_latency_s("ring", MIXED4) == pytest.approx(2 * 3 * 50e-6)
+    assert all_reduce_latency_s("ring", MIXED4.for_ranks(2)) == pytest.approx(2 * 50e-6)
 
 
 def test_the_slowest_host_sets_the_latency() -> None:
     link = MIXED4.hosts[1].link
     assert link is not None
     far = dataclasses.replace(MIXED4.hosts[1], link=dataclasses.replace(link, latency_s=0.01))
-    assert ring_latency_s(dataclasses.replace(MIXED4, hosts=(MIXED4.hosts[0], far))) == pytest.approx(0.02)
+    assert all_reduce_latency_s("ring", dataclasses.replace(MIXED4, hosts=(MIXED4.hosts[0], far))) == pytest.approx(
+        0.02
+    )
 
 
 def test_one_host_alone_has_no_latency() -> None:
-    assert ring_latency_s(PAIRS.for_ranks(2)) == 0.0
+    assert all_reduce_latency_s("ring", PAIRS.for_ranks(2)) == 0.0
 
 
 # --- collectives -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.runtime.link_clock import LinkClocks, Load, hop_latency_s, hop_loads, ring_latency_s, ring_loads
+from autotune.runtime.link_clock import LinkClocks
+from autotune.simulate.collectives import Load, all_reduce_latency_s, hop_latency_s, hop_loads, ring_loads
 from workloads.cluster import Cluster, load_cluster
 
 PAIRS = load_cluster("two-fast-two-slow")
@@ -40,7 +41,7 @@ def test_the_slower_host_sets_the_latency_as_in_a_ring() -> None:
     assert hop_latency_s(mix, 0, 1) == hop_latency_s(mix, 1, 0) == 0.005
     assert hop_latency_s(mix, 0, 2) == 0.002
     two = mix.for_ranks(2)
-    assert ring_latency_s(two) == 2 * hop_latency_s(two, 0, 1)
+    assert all_reduce_latency_s("ring", two) == 2 * hop_latency_s(two, 0, 1)
 
 
 def test_a_host_without_a_stated_link_adds_no_latency() -> None:

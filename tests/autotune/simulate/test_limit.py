@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from autotune.runtime.link_clock import ring_loads
+from autotune.simulate.collectives import ring_loads
 from autotune.simulate.cost import compute_s
 from autotune.simulate.limit import stated_sample_s, step_limit
 from results.record import Limit

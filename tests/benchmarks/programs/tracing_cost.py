@@ -58,6 +58,7 @@ def run(trainer: Trainer, kind: str) -> float:
                 stack.enter_context(sampler)
         if kind == "torch.profiler":
             stack.enter_context(OpTrace())
+            stack.enter_context(trainer.ranges.recorded())
         trainer.meet()
         trainer.record_collectives(on=kind == "traced group, recording")
         return fmean(trainer.step().total_s for _ in range(STEPS))

@@ -1,0 +1,255 @@
+"""Simulate and plan: what a workload would take on a mix, and the best plan for it, without running anything.
+
+The model is captured, the costs are looked up (a kept profile of this workload on this mix, profiles named by the user,
+the mix's own statements), and the simulator answers. Nothing here needs MPI.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from autotune.bench import Bench, capture_workload, sample_bounds, with_held_bytes, workload_info
+from autotune.job import Job, read_plan_file
+from autotune.search.descent import descend
+from autotune.simulate.costs import cost_model
+from autotune.simulate.simulator import Simulator
+from autotune.space import Space, max_bucket_log2
+from autotune.what_if import Setting, edited
+from results.best import best_path, load_best
+from results.forecast import Forecast
+from results.profile import Profile, joint_fingerprint
+from results.profile_file import load_profile, profile_path
+from results.record import WorkloadInfo
+from workloads.cluster import Cluster, load_cluster
+from workloads.errors import InfeasiblePlanError, SpecError, unknown_name
+from workloads.graph import OpGraph
+from workloads.plan import CODECS, LOSSLESS_CODECS, BatchPlan, Plan, default_plan
+from workloads.registry import load_workload
+from workloads.split import Bounds, RankCost, balanced, even
+from workloads.workload import Workload
+
+OBJECTIVES = ("time", "cost", "energy")
+METHODS = ("descent", "tpe", "random")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What the user wants to know."""
+
+    job: Job
+    num_ranks: int | None = None
+    """Of a mix that takes any number; None: as many as it has devices."""
+    profiles: tuple[Path, ...] = ()
+    what_if: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Predictor:
+    """A simulator with what surrounds it."""
+
+    simulator: Simulator
+    bounds: Bounds
+    cluster: Cluster
+
+    @property
+    def total(self) -> int:
+        return self.simulator.info.global_batch
+
+    def space(self, transports: Sequence[str], *, allow_lossy: bool) -> Space:
+        known = [name for name in transports if name in self.simulator.costs.transports]
+        return Space(
+            global_batch=self.total,
+            limits=self.bounds,
+            reference=(1.0,) * len(self.cluster.devices),
+            transports=tuple(known or transports[:1]),
+            codecs=CODECS if allow_lossy else LOSSLESS_CODECS,
+            max_bucket_log2=max_bucket_log2(self.simulator.info.param_bytes),
+        )
+
+    def balanced_split(self) -> tuple[int, ...]:
+        """The split that the devices' own costs call for."""
+        return balanced(self.rank_costs(), self.total, self.bounds)
+
+    def rank_costs(self) -> list[RankCost]:
+        """Computing of each rank as a line through an even share and twice that."""
+        costs, size = self.simulator.costs, len(self.cluster.devices)
+        share = max(self.total / size, 1.0)
+        times = [
+            costs.forward.seconds(samples).sum(axis=1)
+            + costs.backward.seconds(samples).sum(axis=1)
+            + costs.data.at(samples)
+            for samples in (np.full(size, share), np.full(size, 2 * share))
+        ]
+        slopes = (times[1] - times[0]) / share
+        return [
+            RankCost(fixed_s=float(max(first - slope * share, 0.0)), per_sample_s=float(slope))
+            for first, slope in zip(times[0], slopes, strict=True)
+        ]
+
+
+def make_predictors(question: Question) -> list[Predictor]:
+    """For the mix as it is and, if anything is to be edited, as it would be."""
+    job = question.job
+    (spec,) = job.clusters
+    cluster = load_cluster(spec)
+    if cluster.any_ranks or question.num_ranks is not None:
+        cluster = cluster.for_ranks(question.num_ranks or 1)
+    workload = load_workload(job.workload, job.options)
+    graph = with_held_bytes(capture_workload(workload, job.seed), workload, job.seed)
+    profiles = find_profiles(question, cluster, graph, workload.global_batch)
+    settings = [Setting(cluster=cluster, global_batch=workload.global_batch)]
+    if question.what_if:
+        settings.append(edited(settings[0], question.what_if))
+    return [_predictor(job, workload, graph, setting, profiles) for setting in settings]
+
+
+def _predictor(
+    job: Job, workload: Workload, graph: OpGraph, setting: Setting, profiles: Sequence[Profile]
+) -> Predictor:
+    info = workload_info(job, setting.global_batch, graph)
+    costs = cost_model(graph, setting.cluster, profiles)
+    limits = sample_bounds(workload, graph, setting.cluster, total=setting.global_batch)
+    return Predictor(simulator=Simulator(info, graph, costs), bounds=limits, cluster=setting.cluster)
+
+
+def bench_simulator(job: Job, bench: Bench) -> Simulator | None:
+    """A simulator for a job under way, where its devices were profiled before or their speeds are stated."""
+    profiles = kept_profiles(job.results, bench.info, bench.cluster)
+    if not profiles and any(device.flops_per_s is None for device in bench.cluster.devices):
+        return None
+    graph = with_held_bytes(bench.graph, bench.workload, job.seed)
+    return Simulator(bench.info, graph, cost_model(graph, bench.cluster, profiles))
+
+
+def kept_profiles(results: Path, info: WorkloadInfo, cluster: Cluster) -> list[Profile]:
+    """The profile of this workload on this mix, if there is one."""
+    fingerprint = joint_fingerprint(info.fingerprint, cluster.fingerprint())
+    path = profile_path(results, info.name, cluster.name, fingerprint)
+    return [load_profile(path)] if path.exists() else []
+
+
+def find_profiles(question: Question, cluster: Cluster, graph: OpGraph, global_batch: int) -> list[Profile]:
+    """The profiles the user names, or the one kept for this workload on this mix, or none."""
+    if question.profiles:
+        return [load_profile(path) for path in question.profiles]
+    return kept_profiles(question.job.results, workload_info(question.job, global_batch, graph), cluster)
+
+
+def simulate(question: Question, predictors: Sequence[Predictor], plan: str | None) -> list[Forecast]:
+    """The prediction for a plan on each mix: as it is and, if anything is edited, as it would be."""
+    chosen = _chosen_plan(question, predictors[0], plan)
+    return [predictor.simulator.forecast(_fitted(chosen, predictor)) for predictor in predictors]
+
+
+def _chosen_plan(question: Question, predictor: Predictor, plan: str | None) -> Plan:
+    """By file, the kept best, torch DDP's default, or (unnamed) the kept best if there is one, else the default."""
+    job, info = question.job, predictor.simulator.info
+    if plan not in (None, "best", "default"):
+        assert plan is not None
+        return read_plan_file(plan).plan
+    kept = best_path(job.results, info.name, predictor.cluster.name)
+    if plan == "best" or (plan is None and kept.exists()):
+        return load_best(job.results, info.name, predictor.cluster.name).plan
+    return default_plan(even(info.global_batch, predictor.bounds), transport=job.transports[0])
+
+
+def _fitted(plan: Plan, predictor: Predictor) -> Plan:
+    """The plan itself where it fits; after edits of ranks or batch, with the split that the devices call for."""
+    samples = plan.batch.samples
+    if plan.pipeline is not None or (
+        len(samples) == len(predictor.cluster.devices) and sum(samples) == predictor.total
+    ):
+        return plan
+    return replace(plan, batch=BatchPlan(samples=predictor.balanced_split()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Aim:
+    """What `autotune plan` looks for."""
+
+    objective: str = "time"
+    min_throughput: float = 0.0
+    method: str = "descent"
+    evaluations: int = 5_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """The best plan found on predictions alone."""
+
+    forecast: Forecast
+    default: Forecast
+    objective: str
+    method: str
+    num_predicted: int
+
+
+def plan(question: Question, predictor: Predictor, aim: Aim) -> Planned:
+    """The best plan, and torch DDP's default beside it."""
+    if aim.objective not in OBJECTIVES:
+        raise unknown_name("objective", aim.objective, OBJECTIVES)
+    if aim.method not in METHODS:
+        raise unknown_name("method", aim.method, METHODS)
+    simulator, job = predictor.simulator, question.job
+    space = predictor.space(job.transports, allow_lossy=job.allow_lossy)
+    judged = _search(aim, space, predictor, make_judge(simulator, aim), seed=job.seed)
+    found, best = judged[0]
+    if found == float("inf"):
+        wanted = f" with at least {aim.min_throughput:g} samples/s" if aim.min_throughput else ""
+        raise InfeasiblePlanError(
+            f"none of {len(judged)} plans fits {predictor.cluster.name!r}{wanted}: use more devices, or ask for less"
+        )
+    even_split = default_plan(even(predictor.total, predictor.bounds), transport=space.transports[0])
+    return Planned(
+        forecast=simulator.forecast(best),
+        default=simulator.forecast(even_split),
+        objective=aim.objective,
+        method=aim.method,
+        num_predicted=len(judged),
+    )
+
+
+def _search(
+    aim: Aim, space: Space, predictor: Predictor, judge: Callable[[Plan], float], *, seed: int
+) -> list[tuple[float, Plan]]:
+    if aim.method == "descent":
+        return descend(space, predictor.balanced_split(), judge, most=aim.evaluations)
+    from autotune.search.on_prediction import optuna_search  # noqa: PLC0415 - Optuna where it is asked for
+
+    costs = predictor.rank_costs()
+    speeds = [1 / (cost.fixed_s / max(predictor.total, 1) + cost.per_sample_s) for cost in costs]
+    around = dataclasses.replace(space, reference=tuple(speed / max(speeds) for speed in speeds))
+    return optuna_search(around, judge, sampler=aim.method, evaluations=min(aim.evaluations, 500), seed=seed)
+
+
+def make_judge(simulator: Simulator, aim: Aim) -> Callable[[Plan], float]:
+    """What the objective makes of a plan; infinite where it does not fit or is too slow."""
+    devices = simulator.costs.cluster.devices
+    _check_stated(
+        aim.objective, [device.price_per_hour for device in devices], [device.busy_watts for device in devices]
+    )
+
+    def judge(plan: Plan) -> float:
+        simulated = simulator.simulate(plan)
+        peak = simulator.peak_memory_bytes(plan, simulated)
+        held = np.array([device.memory_bytes if device.memory_bytes is not None else np.inf for device in devices])
+        step_s = simulated.step_s
+        if (peak > held).any() or simulator.info.global_batch / step_s < aim.min_throughput:
+            return float("inf")
+        if aim.objective == "energy":
+            return simulator.forecast(plan).joules_per_step or 0.0
+        return step_s
+
+    return judge
+
+
+def _check_stated(objective: str, prices: Sequence[float | None], watts: Sequence[float | None]) -> None:
+    stated = {"cost": prices, "energy": watts}.get(objective, [])
+    if any(value is None for value in stated):
+        key = "price_per_hour" if objective == "cost" else "busy_power"
+        raise SpecError(f"--objective {objective} needs {key} of every [device.*] in the cluster file: state it")

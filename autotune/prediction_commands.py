@@ -1,0 +1,84 @@
+"""`autotune simulate` and `autotune plan`: predictions on one process, shown or written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autotune.commands import console, write
+from autotune.job import Job
+from autotune.predict import Aim, Question, make_predictors
+from autotune.predict import plan as find_plan
+from autotune.predict import simulate as predict
+from autotune.study import now
+from profilers.perfetto import write_trace
+from results.record import BestPlan
+from results.store import write_json
+from workloads.errors import SpecError
+from workloads.serial import to_data
+
+
+def simulate(  # noqa: PLR0913 - one for each option
+    job: Job,
+    *,
+    num_ranks: int | None,
+    profiles: tuple[Path, ...],
+    what_if: tuple[str, ...],
+    plan: str | None,
+    trace: Path | None,
+    as_json: bool,
+) -> int:
+    """The prediction for one plan; of edits, before and after."""
+    question = Question(job=job, num_ranks=num_ranks, profiles=profiles, what_if=what_if)
+    predictors = make_predictors(question)
+    forecasts = predict(question, predictors, plan)
+    if trace is not None:
+        write_trace(predictors[-1].simulator.timeline(forecasts[-1].plan), trace)
+    if as_json:
+        write([to_data(entry) for entry in forecasts] if len(forecasts) > 1 else to_data(forecasts[0]))
+        return 0
+    from results.forecast_console import show_forecasts  # noqa: PLC0415 - rich is not needed for JSON
+
+    show_forecasts(console(), forecasts)
+    return 0
+
+
+def plan(  # noqa: PLR0913 - one for each option
+    job: Job,
+    *,
+    num_ranks: int | None,
+    profiles: tuple[Path, ...],
+    what_if: tuple[str, ...],
+    objective: str,
+    min_throughput: float,
+    method: str,
+    export: Path | None,
+    as_json: bool,
+) -> int:
+    """The best plan on predictions alone."""
+    question = Question(job=job, num_ranks=num_ranks, profiles=profiles, what_if=what_if)
+    predictor = make_predictors(question)[-1]
+    found = find_plan(question, predictor, Aim(objective=objective, min_throughput=min_throughput, method=method))
+    if export is not None:
+        best = BestPlan(
+            workload=found.forecast.workload,
+            workload_fingerprint=predictor.simulator.info.fingerprint,
+            cluster=predictor.cluster.name,
+            cluster_fingerprint=predictor.cluster.fingerprint(),
+            plan=found.forecast.plan,
+            step_s=found.forecast.step_s,
+            speedup_over_default=None,
+            label="predicted",
+            saved_at=now(),
+        )
+        try:
+            write_json(export, best)
+        except OSError as error:
+            raise SpecError(f"cannot write {str(export)!r}: {error.strerror}") from error
+    if as_json:
+        write(to_data(found))
+        return 0
+    from results.forecast_console import show_planned  # noqa: PLC0415
+
+    how = f"best of {found.num_predicted} plans by {found.method}"
+    show_planned(console(), found.forecast, found.default, how)
+    return 0

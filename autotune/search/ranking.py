@@ -1,0 +1,115 @@
+"""Simulate, then measure: predictions of all candidates, corrected by what was measured, choose the next plan to run.
+
+Candidates are every choice of knobs with the split that the devices call for, small moves from the best plan so far, and
+what Optuna proposes over the joint space. In turn the plan with the best corrected prediction and the one with the
+largest expected gain, which weighs what is still uncertain, is measured. When no candidate promises more than the noise
+of a measurement, there is nothing left to learn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from autotune.search.descent import knob_plans, moved
+from autotune.search.residual import Case, Residual, expected_gain
+from autotune.simulate.simulator import Simulator
+from autotune.space import Space
+from results.record import TrialRecord
+from workloads.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """What to measure next."""
+
+    plan: Plan
+    predicted_s: float
+    expected_s: float
+    """The prediction, corrected."""
+    gain: float
+    """Expected gain over the best plan so far, as a share."""
+
+
+class Ranking:
+    """Chooses by prediction; keeps predictions, since candidates come again."""
+
+    def __init__(self, simulator: Simulator, space: Space) -> None:
+        self._simulator, self._space = simulator, space
+        self._predicted: dict[Plan, float] = {}
+
+    def predicted_s(self, plan: Plan) -> float:
+        if plan not in self._predicted:
+            self._predicted[plan] = self._simulator.step_s(plan)
+        return self._predicted[plan]
+
+    def choose(
+        self,
+        records: Sequence[TrialRecord],
+        split: tuple[int, ...],
+        best: Plan | None,
+        proposed: Sequence[Mapping[str, Any]] = (),
+        *,
+        explore: bool,
+    ) -> Choice | None:
+        """The next plan, or None where everything promising has been measured."""
+        measured = {record.plan for record in records}
+        candidates = [plan for plan in self._candidates(split, best, proposed) if plan not in measured]
+        if not candidates:
+            return None
+        return self.pick(candidates, records, explore=explore)
+
+    def _candidates(
+        self, split: tuple[int, ...], best: Plan | None, proposed: Sequence[Mapping[str, Any]]
+    ) -> list[Plan]:
+        plans = knob_plans(self._space, split)
+        if best is not None:
+            plans += knob_plans(self._space, best.batch.samples) + moved(best, self._space)
+        plans += [self._space.plan(point) for point in proposed]
+        return list(dict.fromkeys(plan for plan in plans if self._fits(plan)))
+
+    def _fits(self, plan: Plan) -> bool:
+        """Whether coordinates of the space lead to this plan: others could not be told to Optuna."""
+        return self._space.plan(self._space.point(plan)) == plan
+
+    def pick(self, candidates: Sequence[Plan], records: Sequence[TrialRecord], *, explore: bool) -> Choice:
+        """The candidate with the best corrected prediction or, to `explore`, with the largest expected gain."""
+        residual = Residual([case for record in records if (case := self._case(record)) is not None])
+        error, spread = residual.expect([self._features(plan) for plan in candidates])
+        predicted = np.array([self.predicted_s(plan) for plan in candidates])
+        expected = np.log(predicted) + error
+        steps = [fmean(record.steps_s) for record in records if record.step_s is not None]
+        gain = expected_gain(math.log(min(steps)), expected, spread) if steps else np.full(len(candidates), np.inf)
+        index = int(np.argmax(gain)) if explore else int(np.argmin(expected))
+        return Choice(
+            plan=candidates[index],
+            predicted_s=float(predicted[index]),
+            expected_s=float(np.exp(expected[index])),
+            gain=float(gain.max()),
+        )
+
+    def _case(self, record: TrialRecord) -> Case | None:
+        if record.step_s is None:
+            return None
+        noise = (
+            stdev(record.steps_s) / fmean(record.steps_s) / math.sqrt(len(record.steps_s))
+            if len(record.steps_s) > 1
+            else 0.05
+        )
+        return Case(
+            features=self._features(record.plan),
+            log_error=math.log(fmean(record.steps_s) / self.predicted_s(record.plan)),
+            noise=noise,
+        )
+
+    def _features(self, plan: Plan) -> tuple[float, ...]:
+        """What a simulator is likely to misjudge; one unit is about as far as errors stay alike."""
+        num_units = len(self._simulator.wire_bytes(plan))
+        transports = [float(plan.comm.transport == name) for name in self._space.transports]
+        codecs = [float(plan.compression.codec == name) for name in self._space.codecs]
+        return (math.log2(max(num_units, 1)) / 2, float(plan.comm.reducer == "ddp"), *transports, *codecs)

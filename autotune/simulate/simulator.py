@@ -1,0 +1,195 @@
+"""Predict what a plan takes on a mix: the plan becomes tasks, the tasks run in the event engine.
+
+`Simulator.step_s` is what a search calls thousands of times; `forecast` adds what a person wants to know; `timeline`
+makes the same `Timeline` that a real run has. A plan is read exactly as the runtime reads it: the same buckets, the same
+loads on links, the same order.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from autotune.simulate.costs import NO_OVERHEAD, Costs
+from autotune.simulate.data_parallel import StepCosts, Units, expand
+from autotune.simulate.engine import Floats, Site, simulate
+from autotune.simulate.limit import step_limit
+from autotune.simulate.pipeline import expand_pipeline, param_shares
+from autotune.simulate.server import expand_server
+from autotune.simulate.spans import Simulated, spans
+from autotune.simulate.tasks import NO_LIMIT, make_site
+from autotune.simulate.units import WIRE_SHARE, UnitMaker, link_speeds
+from profilers.breakdown import break_down
+from profilers.timeline import Timeline
+from results.forecast import Forecast, RankForecast
+from results.record import Limit, Prediction, WorkloadInfo
+from workloads.graph import OpGraph
+from workloads.plan import CommPlan, Plan
+
+_CROSSING_STEPS = 4
+"""Steps until one is like the next where they overlap."""
+_KEPT_UNITS = 256
+
+
+class Simulator:
+    """Predicts plans for one workload on one mix."""
+
+    def __init__(self, info: WorkloadInfo, graph: OpGraph, costs: Costs) -> None:
+        self.info, self.graph, self.costs = info, graph, costs
+        self._saved_bytes = np.array([op.saved_bytes_per_sample for op in graph.ops])
+        self._speeds = link_speeds(costs.cluster)
+        self._units = lru_cache(maxsize=_KEPT_UNITS)(UnitMaker(graph, costs).make)
+        self._site_of = lru_cache(maxsize=_KEPT_UNITS)(self._make_site)
+
+    def step_s(self, plan: Plan) -> float:
+        """Predicted seconds of a step."""
+        return self.simulate(plan).step_s
+
+    def prediction(self, plan: Plan) -> Prediction:
+        """What a record keeps beside the measurement."""
+        simulated = self.simulate(plan)
+        peak = self.peak_memory_bytes(plan, simulated)
+        return Prediction(step_s=simulated.step_s, peak_memory_bytes=int(peak.max()))
+
+    def simulate(self, plan: Plan) -> Simulated:
+        """Expand the plan and run it."""
+        if plan.pipeline is not None:
+            tasks, labels = expand_pipeline(self.graph, plan, self.costs)
+            return Simulated(tasks=tasks, labels=labels, run=simulate(tasks, self._site_of(plan.comm)), num_steps=1)
+        step = self._step_costs(plan)
+        if plan.comm.collective == "server":
+            tasks, labels = expand_server(self.graph, plan, self.costs, step, self._units_of(plan))
+            return Simulated(tasks=tasks, labels=labels, run=simulate(tasks, self._site_of(plan.comm)), num_steps=1)
+        crosses = plan.comm.reducer == "scheduled" and plan.comm.crosses_steps
+        num_steps = _CROSSING_STEPS if crosses else 1
+        tasks, labels = expand(
+            step, self._units_of(plan), num_steps=num_steps, crosses=crosses, coded=plan.compression.codec != "none"
+        )
+        return Simulated(tasks=tasks, labels=labels, run=simulate(tasks, self._site_of(plan.comm)), num_steps=num_steps)
+
+    def peak_memory_bytes(self, plan: Plan, simulated: Simulated) -> Floats:
+        """Per rank: what is always held, buffers of the plan, and activations at their peak."""
+        held = np.array([fixed or self.graph.held_bytes for fixed in self.costs.memory_fixed_bytes], np.float64)
+        always = (held + self._buffer_bytes(plan)) * param_shares(self.graph, plan)
+        peak: Floats = always + simulated.run.peak_bytes
+        return peak
+
+    def forecast(self, plan: Plan) -> Forecast:
+        """Everything a person wants to know of a plan."""
+        plan.validate(num_ranks=len(self.costs.cluster.devices), global_batch=self.info.global_batch)
+        simulated = self.simulate(plan)
+        devices = self.costs.cluster.devices
+        busy_s = self._busy_s(simulated)
+        peak = self.peak_memory_bytes(plan, simulated)
+        step_s = simulated.step_s
+        return Forecast(
+            workload=self.info.name,
+            cluster=self.costs.cluster.name,
+            plan=plan,
+            global_batch=self.info.global_batch,
+            step_s=step_s,
+            ranks=tuple(
+                RankForecast(
+                    rank=rank,
+                    device=device.name,
+                    samples=plan.batch.samples[rank],
+                    compute_s=float(busy_s[rank]),
+                    peak_memory_bytes=float(peak[rank]),
+                    peak_at_s=float(simulated.run.peak_at_s[rank]),
+                    memory_bytes=device.memory_bytes,
+                )
+                for rank, device in enumerate(devices)
+            ),
+            num_tasks=simulated.tasks.num_tasks,
+            breakdown=break_down(self.timeline(plan, simulated)),
+            limit=self.limit(),
+            origins=self.costs.origins,
+            doubts=tuple(self.costs.doubts(plan.batch.samples)),
+            price_per_hour=_total([device.price_per_hour for device in devices]),
+            joules_per_step=_energy(self.costs, busy_s, step_s),
+        )
+
+    def limit(self) -> Limit:
+        """The step time that no plan can beat (lossless, this workload, this mix)."""
+        many = np.full(len(self.costs.cluster.devices), 1e6)
+        seconds = self.costs.forward.seconds(many).sum(axis=1) + self.costs.backward.seconds(many).sum(axis=1)
+        return step_limit(
+            [float(value) for value in seconds / 1e6],
+            self.costs.cluster,
+            param_bytes=self.info.param_bytes,
+            global_batch=self.info.global_batch,
+        )
+
+    def timeline(self, plan: Plan, simulated: Simulated | None = None) -> Timeline:
+        """The last simulated step as spans, as a traced step of a real run has them."""
+        simulated = simulated or self.simulate(plan)
+        return Timeline.merge([Timeline(spans=tuple(spans(self.graph, simulated, self.wire_bytes(plan))))])
+
+    def wire_bytes(self, plan: Plan) -> list[float]:
+        """Of each unit of a data-parallel plan."""
+        return [] if plan.pipeline is not None else [float(size) for size in self._units_of(plan).wire_bytes]
+
+    def _units_of(self, plan: Plan) -> Units:
+        return self._units(plan.comm, plan.compression.codec)
+
+    def _step_costs(self, plan: Plan) -> StepCosts:
+        samples = np.array(plan.batch.samples, np.float64)
+        costs, codec = self.costs, plan.compression.codec
+        gradient_bytes = self._units_of(plan).wire_bytes / WIRE_SHARE[codec]
+        coded = [side[codec].table(gradient_bytes) if codec in side else None for side in (costs.encode, costs.decode)]
+        nothing = np.zeros((len(samples), len(gradient_bytes)))
+        forward_s, backward_s = costs.forward.seconds(samples), costs.backward.seconds(samples)
+        return StepCosts(
+            data_s=costs.data.at(samples) * (samples > 0),
+            forward_s=forward_s,
+            backward_s=backward_s,
+            encode_s=coded[0] if coded[0] is not None else nothing,
+            decode_s=coded[1] if coded[1] is not None else nothing,
+            update_s=costs.update.at(samples),
+            saved_bytes=self._saved_bytes[None, :] * samples[:, None],
+        )
+
+    def _make_site(self, comm: CommPlan) -> Site:
+        transport = self.costs.transports.get(comm.transport, NO_OVERHEAD)
+        scheduled = comm.reducer == "scheduled"
+        return make_site(
+            len(self.costs.cluster.devices),
+            self._speeds,  # type: ignore[arg-type]
+            slots=(NO_LIMIT if scheduled or self.costs.links_in_turn else transport.slots,),
+            credit_bytes=(float(comm.credit_bytes) if scheduled else np.inf,),
+            in_turn=self.costs.links_in_turn,
+        )
+
+    def _buffer_bytes(self, plan: Plan) -> float:
+        if plan.comm.reducer == "ddp":
+            return float(self.graph.param_bytes)
+        share = WIRE_SHARE[plan.compression.codec]
+        return share * self.graph.param_bytes if plan.compression.codec != "none" else 0.0
+
+    def _busy_s(self, simulated: Simulated) -> Floats:
+        last = simulated.labels.step == simulated.num_steps - 1
+        on_device = (simulated.tasks.device >= 0) & last
+        busy = np.bincount(
+            simulated.tasks.device[on_device],
+            weights=simulated.tasks.seconds[on_device],
+            minlength=len(self.costs.cluster.devices),
+        )
+        return busy.astype(np.float64)
+
+
+def _total(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _energy(costs: Costs, busy_s: Floats, step_s: float) -> float | None:
+    """Busy at one power, idle at another."""
+    return _total(
+        [
+            busy * device.busy_watts + max(step_s - busy, 0.0) * (device.idle_watts or 0.0)
+            if device.busy_watts is not None
+            else None
+            for device, busy in zip(costs.cluster.devices, busy_s.tolist(), strict=True)
+        ]
+    )

@@ -1,0 +1,107 @@
+"""A simulated step as spans: the same names and lanes that a traced step of a real run has."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.simulate.data_parallel import (
+    BACKWARD,
+    DATA,
+    DECODE,
+    ENCODE,
+    FORWARD,
+    MEET,
+    SEND,
+    UPDATE,
+    Labels,
+)
+from autotune.simulate.engine import Run, Tasks
+from profilers.timeline import Span
+from workloads.graph import OpGraph
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Simulated:
+    """One run of the engine for one plan."""
+
+    tasks: Tasks
+    labels: Labels
+    run: Run
+    num_steps: int
+
+    @property
+    def step_s(self) -> float:
+        """The time a step adds, once steps follow each other."""
+        if self.num_steps == 1:
+            return self.run.makespan_s
+        ends = [float(self.run.end_s[self.labels.step == step].max()) for step in (0, self.num_steps - 1)]
+        return (ends[1] - ends[0]) / (self.num_steps - 1)
+
+
+_KINDS = {
+    DATA: ("host", "data", "data"),
+    FORWARD: ("compute", "forward", "{op}"),
+    BACKWARD: ("compute", "backward", "{op}"),
+    ENCODE: ("compute", "backward", "encode {index}"),
+    DECODE: ("compute", "optimizer", "decode {index}"),
+    UPDATE: ("compute", "optimizer", "optimizer"),
+}
+
+
+def spans(graph: OpGraph, simulated: Simulated, wire_bytes: Sequence[float]) -> Iterator[Span]:
+    """Of the last step, from its start. `wire_bytes`: of each unit of a data-parallel step."""
+    labels, run, sources = simulated.labels, simulated.run, _sources(simulated)
+    chosen = np.flatnonzero(labels.step == simulated.num_steps - 1)
+    zero_s = float(run.start_s[chosen].min()) if simulated.num_steps > 1 else 0.0
+    last_backward: dict[int, float] = {}
+    first_update: dict[int, float] = {}
+    for task in chosen.tolist():
+        kind, rank, index = int(labels.kind[task]), int(labels.rank[task]), int(labels.index[task])
+        start_s, end_s = float(run.start_s[task]) - zero_s, float(run.end_s[task]) - zero_s
+        if kind == MEET:
+            continue
+        if kind == SEND:
+            yield from _sent(simulated, task, sources[task], wire_bytes, zero_s)
+            continue
+        lane, name, pattern = _KINDS[kind]
+        op = graph.ops[index].name if kind in (FORWARD, BACKWARD) and index < len(graph.ops) else ""
+        if kind in (BACKWARD, ENCODE):
+            last_backward[rank] = max(last_backward.get(rank, 0.0), end_s)
+        if kind in (DECODE, UPDATE):
+            first_update[rank] = min(first_update.get(rank, np.inf), start_s)
+        if end_s > start_s:
+            text = pattern.format(op=op, index=index)
+            yield Span(rank=rank, lane=lane, kind=name, op=text, start_s=start_s, end_s=end_s)
+    for rank, blocked_s in last_backward.items():
+        if (until_s := first_update.get(rank, blocked_s)) > blocked_s:
+            yield Span(rank=rank, lane="host", kind="wait", op="wait", start_s=blocked_s, end_s=until_s)
+
+
+def _sent(
+    simulated: Simulated, send: int, sources: Sequence[int], wire_bytes: Sequence[float], zero_s: float
+) -> Iterator[Span]:
+    """A transfer, on each rank from when that rank had its part ready."""
+    labels, run = simulated.labels, simulated.run
+    unit, end_s = int(labels.index[send]), float(run.end_s[send]) - zero_s
+    num_bytes = int(wire_bytes[unit]) if unit < len(wire_bytes) else 0
+    own = int(labels.rank[send])
+    for task in sources:
+        rank = int(labels.rank[task])
+        if rank >= 0 and own in (-1, rank):
+            start_s = float(run.end_s[task]) - zero_s
+            name = f"all-reduce {unit}" if own < 0 else f"send {unit}"
+            yield Span(rank=rank, lane="comm", kind="comm", op=name, start_s=start_s, end_s=end_s, num_bytes=num_bytes)
+
+
+def _sources(simulated: Simulated) -> dict[int, list[int]]:
+    """For each transfer, the tasks that it waited for."""
+    tasks, found = simulated.tasks, defaultdict[int, list[int]](list)
+    sources = np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.next_from))
+    edges = np.flatnonzero(simulated.labels.kind[tasks.next_tasks] == SEND)
+    for source, send in zip(sources[edges].tolist(), tasks.next_tasks[edges].tolist(), strict=True):
+        found[send].append(source)
+    return found

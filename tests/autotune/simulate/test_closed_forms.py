@@ -1,0 +1,285 @@
+"""Predictions against closed forms, to float accuracy: collectives, pipelines, credit and priority, crossing."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autotune.simulate.collectives import all_reduce_latency_s, all_reduce_loads, owned_shares, shard_loads
+from autotune.simulate.costs import cost_model
+from autotune.simulate.simulator import Simulator
+from results.record import WorkloadInfo
+from workloads.cluster import Cluster, Device, Host, Link, load_cluster
+from workloads.graph import Op, OpGraph, Parameter
+from workloads.plan import BatchPlan, CommPlan, CompressionPlan, PipelinePlan, Plan
+
+MB = 10**6
+
+
+def exact(value):
+    return pytest.approx(value, rel=1e-9)
+
+
+def make_graph(num_ops=4, *, param_bytes=10 * MB, flops=1e9, saved=0.0, output=1000.0):
+    """Ops of 1 s forward and 2 s backward per sample on a device of 1 GFLOP/s, with one parameter each."""
+    ops = tuple(
+        Op(
+            name=f"op{index}",
+            kind="Linear",
+            num_calls=1,
+            flops_per_sample=flops,
+            fixed_bytes=0.0,
+            bytes_per_sample=0.0,
+            param_bytes=param_bytes,
+            backward_factor=2.0,
+            saved_bytes_per_sample=saved,
+            output_bytes_per_sample=output,
+        )
+        for index in range(num_ops)
+    )
+    parameters = tuple(
+        Parameter(name=f"op{index}.weight", op=f"op{index}", num_bytes=param_bytes) for index in range(num_ops)
+    )
+    return OpGraph(ops=ops, saved_bytes_per_sample=saved * num_ops, parameters=parameters)
+
+
+def make_cluster(speeds, *, flops=1e9, latency_s=0.0, emulation="paced"):
+    hosts = tuple(
+        Host(
+            name=f"host{index}",
+            devices=(Device(name=f"device{index}", flops_per_s=flops),),
+            link=Link(up_bytes_per_s=speed, down_bytes_per_s=speed, latency_s=latency_s),
+        )
+        for index, speed in enumerate(speeds)
+    )
+    return Cluster(name="by-hand", hosts=hosts, emulation=emulation)
+
+
+def make_simulator(graph, cluster, global_batch):
+    info = WorkloadInfo(
+        name="by-hand",
+        options={},
+        fingerprint="",
+        global_batch=global_batch,
+        param_bytes=graph.param_bytes,
+        flops_per_sample=graph.flops_per_sample,
+    )
+    return Simulator(info, graph, cost_model(graph, cluster))
+
+
+def plan_of(*samples, **comm):
+    return Plan(batch=BatchPlan(samples=samples), comm=CommPlan(**comm))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
+def test_ring_all_reduce(num_ranks):
+    """2(N-1)/N of the bytes over the slowest link, and 2(N-1) latencies, after the backward pass of the only op."""
+    speeds = [125 * MB] * (num_ranks - 1) + [25 * MB]
+    graph, cluster = make_graph(1), make_cluster(speeds, latency_s=0.001)
+    step_s = make_simulator(graph, cluster, num_ranks).step_s(plan_of(*[1] * num_ranks, bucket_bytes=10**9))
+    ring_s = 2 * (num_ranks - 1) / num_ranks * 10 * MB / (25 * MB)
+    assert step_s == exact(3.0 + ring_s + 2 * (num_ranks - 1) * 0.001)
+
+
+def test_tree_all_reduce_has_fewer_rounds():
+    cluster = make_cluster([125 * MB] * 8, latency_s=0.001)
+    assert all_reduce_latency_s("ring", cluster) == exact(0.014)
+    assert all_reduce_latency_s("tree", cluster) == exact(0.006)
+    assert all_reduce_latency_s("shards", cluster) == exact(0.002)
+
+
+def test_shards_on_uneven_links_reach_the_bound_of_the_slow_host():
+    """50 MB, one host at 200 Mbit/s among 1 Gbit/s: a ring takes 3,000 ms, the cut bound is 2,000 ms."""
+    cluster = make_cluster([125 * MB, 125 * MB, 125 * MB, 25 * MB])
+    graph = make_graph(1, param_bytes=50 * MB)
+    simulator = make_simulator(graph, cluster, 4)
+    assert simulator.step_s(plan_of(1, 1, 1, 1, bucket_bytes=10**9)) == exact(3.0 + 3.0)
+    assert simulator.step_s(plan_of(1, 1, 1, 1, bucket_bytes=10**9, collective="shards")) == exact(3.0 + 2.0)
+    assert simulator.limit().network_s == exact(2.0)
+    assert owned_shares([host.link for host in cluster.hosts])[3] == 0.0
+
+
+@pytest.mark.parametrize("speeds", [[1, 1, 1, 1], [1, 2, 3, 4], [1, 1, 1, 10], [1, 5, 5], [3, 1], [1, 4, 4, 4, 4]])
+def test_no_other_shares_are_faster(speeds):
+    """Against brute force over a grid of shares."""
+    links = [Link(up_bytes_per_s=speed, down_bytes_per_s=speed) for speed in speeds]
+    loads = shard_loads(links, 1.0)
+    ours = max(load.up_bytes / speed for load, speed in zip(loads, speeds, strict=True))
+    others, grid = len(speeds) - 1, 12
+    best = min(
+        max((1 - w / grid + w / grid * others) / speed for w, speed in zip(shares, speeds, strict=True))
+        for shares in itertools.product(range(grid + 1), repeat=len(speeds))
+        if sum(shares) == grid
+    )
+    assert ours <= best + 1e-12
+    assert sum(owned_shares(links)) == exact(1.0)
+    assert min(owned_shares(links)) >= 0.0
+
+
+def test_even_shards_on_even_links_take_as_long_as_a_ring():
+    cluster = make_cluster([100.0] * 4)
+    ring, shards = (all_reduce_loads(kind, cluster, 1.0) for kind in ("ring", "shards"))
+    assert [load.up_bytes for load in shards] == exact([load.up_bytes for load in ring])
+
+
+def test_buckets_overlap_with_backward():
+    """Four ops, a bucket each of 10 MB at 10 MB/s on two ranks (1 s each): all but the last are hidden by 2 s of backward."""
+    simulator = make_simulator(make_graph(4), make_cluster([10 * MB] * 2), 2)
+    assert simulator.step_s(plan_of(1, 1, bucket_bytes=10 * MB)) == exact(4 * 1 + 4 * 2 + 1)
+    assert simulator.step_s(plan_of(1, 1, bucket_bytes=10**9)) == exact(12 + 4)
+
+
+def test_a_slow_network_is_the_sum_of_its_buckets():
+    """3 s a bucket against 2 s of backward each: the first is ready at 4 + 2, then the link never rests."""
+    simulator = make_simulator(make_graph(4), make_cluster([10 * MB / 3] * 2), 2)
+    assert simulator.step_s(plan_of(1, 1, bucket_bytes=10 * MB)) == exact(4 + 2 + 4 * 3)
+
+
+def test_the_slowest_rank_sets_the_pace_and_moving_its_samples_helps():
+    cluster = make_cluster([1e15] * 2)
+    slow = replace(cluster.hosts[1], devices=(Device(name="slow", flops_per_s=0.5e9),))
+    simulator = make_simulator(make_graph(2), replace(cluster, hosts=(cluster.hosts[0], slow)), 6)
+    assert simulator.step_s(plan_of(3, 3)) == exact(3 * 2 * 3 * 2)
+    assert simulator.step_s(plan_of(4, 2)) == exact(4 * 2 * 3)
+
+
+def test_codec_halves_the_bytes():
+    simulator = make_simulator(make_graph(1), make_cluster([10 * MB] * 2), 2)
+    plain = plan_of(1, 1)
+    assert simulator.step_s(plain) == exact(3 + 1)
+    assert simulator.step_s(replace(plain, compression=CompressionPlan(codec="fp16"))) == exact(3 + 0.5)
+
+
+def test_ddp_default_closes_its_first_bucket_at_one_mebibyte():
+    simulator = make_simulator(make_graph(4), make_cluster([10 * MB] * 2), 2)
+    assert simulator.wire_bytes(plan_of(1, 1, reducer="ddp")) == [10 * MB, 30 * MB]
+
+
+def test_crossing_hides_what_a_barrier_cannot():
+    """Four ops, 3 s of link and 2 s of backward each; gradients of op 3, 2, 1, 0 are there at 6, 8, 10, 12.
+
+    One part at a time, the most urgent first: op 3 travels 6-9, op 2 9-12, then op 0 12-15 before op 1 15-18. With a barrier
+    a step takes 18 s. Crossing, op 0's next forward pass runs 15-16, op 1's waits until 18, and the pass is done at 21,
+    which is 17 s after the first one: so is every step from then on.
+    """
+    simulator = make_simulator(make_graph(4), make_cluster([10 * MB / 3] * 2), 2)
+    common = {"reducer": "scheduled", "partition_bytes": 10 * MB, "credit_bytes": 1}
+    assert simulator.step_s(plan_of(1, 1, **common)) == exact(18.0)
+    assert simulator.step_s(plan_of(1, 1, **common, crosses_steps=True)) == exact(17.0)
+    starts = {span.op: span.end_s for span in simulator.timeline(plan_of(1, 1, **common)).spans if span.lane == "comm"}
+    assert [starts[f"all-reduce {unit}"] for unit in range(4)] == exact([9.0, 12.0, 18.0, 15.0])
+
+
+def test_without_crossing_priority_changes_nothing():
+    """A barrier waits for the last part, whichever it is."""
+    simulator = make_simulator(make_graph(4), make_cluster([10 * MB / 3] * 2), 2)
+    fifo = simulator.step_s(plan_of(1, 1, bucket_bytes=10 * MB))
+    by_priority = simulator.step_s(plan_of(1, 1, reducer="scheduled", partition_bytes=10 * MB, credit_bytes=1))
+    assert fifo == exact(by_priority)
+
+
+def test_small_partitions_let_the_urgent_overtake():
+    """Priority without partitions waits for what is under way; with small ones the first layer's gradient is through sooner."""
+    graph, cluster = make_graph(2, param_bytes=40 * MB), make_cluster([10 * MB] * 2)
+    simulator = make_simulator(graph, cluster, 2)
+    step_s = {
+        size: simulator.step_s(
+            plan_of(1, 1, reducer="scheduled", partition_bytes=size * MB, credit_bytes=1, crosses_steps=True)
+        )
+        for size in (40, 1)
+    }
+    assert step_s[1] < step_s[40]
+
+
+def pipeline_plan(num_stages, micro_batches, schedule, *, batch):
+    pipeline = PipelinePlan(
+        first_ops=tuple(range(num_stages)),
+        stage_ranks=tuple((rank,) for rank in range(num_stages)),
+        micro_batches=micro_batches,
+        schedule=schedule,
+    )
+    return Plan(batch=BatchPlan(samples=(batch,) * num_stages), pipeline=pipeline)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("stages", "parts"), [(2, 2), (4, 8), (4, 4), (3, 12), (1, 4), (8, 2)])
+def test_the_bubble_of_classic_schedules(schedule, stages, parts):
+    """m micro-batches of 1 s forward and 2 s backward over p stages: 3(m + p - 1) s, bubble (p - 1)/(m + p - 1)."""
+    simulator = make_simulator(make_graph(stages, output=0.0), make_cluster([1e18] * stages), parts)
+    step_s = simulator.step_s(pipeline_plan(stages, parts, schedule, batch=parts))
+    assert step_s == exact(3 * (parts + stages - 1))
+    assert 1 - 3 * parts / step_s == exact((stages - 1) / (parts + stages - 1))
+
+
+@pytest.mark.parametrize(("stages", "parts"), [(4, 8), (3, 12), (8, 4)])
+def test_memory_of_classic_schedules(stages, parts):
+    """GPipe holds every micro-batch's activations, 1F1B at most p - s of them."""
+    simulator = make_simulator(make_graph(stages, saved=7.0, output=0.0), make_cluster([1e18] * stages), parts)
+    for schedule, held in (
+        ("gpipe", [parts] * stages),
+        ("1f1b", [min(stages - stage, parts) for stage in range(stages)]),
+    ):
+        run = simulator.simulate(pipeline_plan(stages, parts, schedule, batch=parts)).run
+        assert list(run.peak_bytes) == exact([7.0 * count for count in held])
+
+
+def test_a_pipeline_pays_for_its_links():
+    """Two stages, one micro-batch: activations of 10 MB at 10 MB/s once forward, once backward."""
+    simulator = make_simulator(make_graph(2, output=10.0 * MB), make_cluster([10 * MB] * 2), 1)
+    assert simulator.step_s(pipeline_plan(2, 1, "gpipe", batch=1)) == exact(2 * 3 + 2 * 1)
+
+
+def test_replicas_of_a_stage_share_the_batch_and_add_up():
+    """One stage on two ranks is data parallelism: half the samples, and a ring of the parameters at the end."""
+    simulator = make_simulator(make_graph(1), make_cluster([10 * MB] * 2), 2)
+    pipeline = PipelinePlan(first_ops=(0,), stage_ranks=((0, 1),), micro_batches=1)
+    assert simulator.step_s(Plan(batch=BatchPlan(samples=(1, 1)), pipeline=pipeline)) == exact(3 + 1)
+
+
+def test_tensor_parallel_halves_the_work():
+    simulator = make_simulator(make_graph(1), make_cluster([1e18] * 2), 1)
+    pipeline = PipelinePlan(first_ops=(0,), stage_ranks=((0, 1),), micro_batches=1, tensor_parallel=2)
+    assert simulator.step_s(Plan(batch=BatchPlan(samples=(1, 1)), pipeline=pipeline)) == exact(1.5)
+
+
+def test_a_server_shares_its_link():
+    """Rank 0's host serves: rank 1 pushes 10 MB and pulls 10 MB over both links, one after the other."""
+    simulator = make_simulator(make_graph(1), make_cluster([10 * MB] * 2), 2)
+    assert simulator.step_s(plan_of(1, 1, collective="server", servers=(0,))) == exact(3 + 2)
+
+
+def test_three_workers_of_one_server_wait_for_its_downlink():
+    simulator = make_simulator(make_graph(1), make_cluster([10 * MB] * 4), 4)
+    step_s = simulator.step_s(plan_of(1, 1, 1, 1, collective="server", servers=(0,)))
+    assert step_s == exact(3 + 3 + 3)
+
+
+def test_no_plan_beats_the_limit():
+    graph, cluster = make_graph(3, saved=1.0), load_cluster("mixed-both4")
+    simulator = make_simulator(graph, cluster, 16)
+    limit = simulator.limit().step_s
+    for collective, bucket in itertools.product(("ring", "tree", "shards"), (10 * MB, 10**9)):
+        for samples in ((4, 4, 4, 4), (7, 5, 3, 1), (13, 1, 1, 1)):
+            assert simulator.step_s(plan_of(*samples, collective=collective, bucket_bytes=bucket)) >= limit * (
+                1 - 1e-12
+            )
+
+
+def test_the_timeline_is_the_run():
+    simulator = make_simulator(make_graph(3), make_cluster([10 * MB] * 2), 2)
+    plan = plan_of(1, 1, bucket_bytes=10 * MB)
+    timeline = simulator.timeline(plan)
+    assert max(span.end_s for span in timeline.spans) == exact(simulator.step_s(plan))
+    assert timeline.total_s("forward") == exact(2 * 3 * 1.0)
+    assert timeline.total_s("backward") == exact(2 * 3 * 2.0)
+    assert {span.op for span in timeline.spans if span.lane == "comm"} == {f"all-reduce {unit}" for unit in range(3)}
+
+
+def test_predictions_are_deterministic():
+    graph, cluster = make_graph(4), load_cluster("mixed-both4")
+    plan = plan_of(5, 4, 4, 3, bucket_bytes=10 * MB)
+    runs = [make_simulator(graph, cluster, 16).simulate(plan).run.end_s for _ in range(2)]
+    assert np.array_equal(runs[0], runs[1])

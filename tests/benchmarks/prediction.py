@@ -1,0 +1,225 @@
+"""How good are predictions? Plans drawn at random are measured in the lab and paced, then held against the simulator.
+
+Costs come from profiles measured beforehand; no plan that is judged was used for them. What-if mixes are predicted from
+the profile of another mix and measured afterwards. `nox -s prediction` runs it all (needs root, about half an hour) and
+keeps every pair, the good and the bad, under results/published/prediction.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from autotune.bench import capture_workload, with_held_bytes
+from autotune.simulate.costs import cost_model
+from autotune.simulate.simulator import Simulator
+from results.environment import describe_environment
+from results.profile import Profile
+from results.profile_file import load_profile
+from results.stats import spearman
+from results.store import read_json, write_json
+from tests.benchmarks.measured import MeasuredPlans
+from workloads.plan import Plan
+from workloads.registry import load_workload
+
+ROOT = Path(__file__).resolve().parents[2]
+PUBLISHED = ROOT / "results" / "published" / "prediction"
+PROGRAM = ROOT / "tests" / "benchmarks" / "programs" / "measure_plans.py"
+MIXES = ROOT / "tests" / "benchmarks" / "clusters"
+WORKLOADS = ("vgg", "gpt", "resnet")
+CLUSTERS = ("mixed4", "slow-link4", "mixed-both4")
+PLANS_PER_CELL = 8
+WHAT_IF = ("other-speeds4", "other-bandwidth4", "three-ranks")
+"""Mixes that are predicted from the profile of `mixed4`."""
+PLANS_PER_WHAT_IF = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """A prediction beside its measurement."""
+
+    workload: str
+    cluster: str
+    label: str
+    plan: Plan
+    predicted_s: float
+    measured_s: float
+    predicted_bytes: float
+    """Of the rank that holds most."""
+    measured_bytes: float
+
+    @property
+    def error(self) -> float:
+        return abs(self.predicted_s - self.measured_s) / self.measured_s
+
+    @property
+    def memory_error(self) -> float:
+        return abs(self.predicted_bytes - self.measured_bytes) / self.measured_bytes
+
+
+def pairs_of(measured: MeasuredPlans, profiles: list[Profile]) -> list[Pair]:
+    """Every measured plan with its prediction."""
+    workload = load_workload(measured.workload.name, dict(measured.workload.options))
+    graph = with_held_bytes(capture_workload(workload, 0), workload, 0)
+    simulator = Simulator(measured.workload, graph, cost_model(graph, measured.cluster, profiles))
+    pairs = []
+    for record in measured.records:
+        if record.step_s is None:
+            continue
+        simulated = simulator.simulate(record.plan)
+        pairs.append(
+            Pair(
+                workload=measured.workload.name,
+                cluster=measured.cluster.name,
+                label=measured.cluster.label,
+                plan=record.plan,
+                predicted_s=simulated.step_s,
+                measured_s=record.step_s,
+                predicted_bytes=float(simulator.peak_memory_bytes(record.plan, simulated).max()),
+                measured_bytes=float(max(rank.peak_memory_bytes for rank in record.ranks)),
+            )
+        )
+    return pairs
+
+
+def summary(pairs: list[Pair]) -> dict[str, Any]:
+    """The figures of one kind of run; the first-ranked plan is judged per cell, against the best measured there."""
+    cells = sorted({(pair.workload, pair.cluster) for pair in pairs})
+    by_cell = {cell: [pair for pair in pairs if (pair.workload, pair.cluster) == cell] for cell in cells}
+    picks = {cell: min(found, key=lambda pair: pair.predicted_s) for cell, found in by_cell.items()}
+    losses = {
+        "@".join(cell): pick.measured_s / min(pair.measured_s for pair in by_cell[cell]) - 1
+        for cell, pick in picks.items()
+    }
+    return {
+        "plans": len(pairs),
+        "median_error": median(pair.error for pair in pairs),
+        "worst_error": max(pair.error for pair in pairs),
+        "spearman_all": spearman([pair.predicted_s for pair in pairs], [pair.measured_s for pair in pairs]),
+        "spearman_per_cell_median": median(
+            spearman([pair.predicted_s for pair in found], [pair.measured_s for pair in found])
+            for found in by_cell.values()
+        ),
+        "first_ranked_loses_median": median(losses.values()),
+        "first_ranked_loses": losses,
+        "memory_worst_error": max(pair.memory_error for pair in pairs),
+        "median_error_per_cell": {
+            "@".join(cell): median(pair.error for pair in found) for cell, found in by_cell.items()
+        },
+    }
+
+
+def measure(folder: Path, say: Callable[[str], None]) -> None:
+    """Everything that needs the machine: profiles and plans, in the lab and paced."""
+    for cluster in CLUSTERS:
+        with lab(cluster):
+            for seed, workload in enumerate(WORKLOADS):
+                say(f"lab: {workload} on {cluster}")
+                in_lab(
+                    [
+                        autotune(),
+                        "profile",
+                        "--workload",
+                        workload,
+                        "--cluster",
+                        cluster,
+                        "--results",
+                        str(folder),
+                        "--quiet",
+                    ]
+                )
+                plans(in_lab, folder, workload, cluster, "lab", PLANS_PER_CELL, seed)
+    for cluster in CLUSTERS:
+        for seed, workload in enumerate(WORKLOADS):
+            say(f"paced: {workload} on {cluster}")
+            plans(paced, folder, workload, cluster, "paced", PLANS_PER_CELL, seed)
+    for mix in WHAT_IF:
+        with lab(str(MIXES / f"{mix}.toml")):
+            for seed, workload in enumerate(WORKLOADS):
+                say(f"lab, what if: {workload} on {mix}")
+                plans(in_lab, folder, workload, str(MIXES / f"{mix}.toml"), "lab", PLANS_PER_WHAT_IF, 100 + seed)
+
+
+def plans(  # noqa: PLR0913, PLR0917 - what, where and how many
+    run: Callable[[list[str]], None], folder: Path, workload: str, cluster: str, kind: str, count: int, seed: int
+) -> None:
+    out = folder / f"{kind}-{workload}@{Path(cluster).stem}.json"
+    run([sys.executable, str(PROGRAM), workload, cluster, str(out), "random", str(count), str(seed)])
+
+
+def autotune() -> str:
+    return str(Path(sys.executable).with_name("autotune"))
+
+
+@contextmanager
+def lab(cluster: str) -> Iterator[None]:
+    subprocess.run(
+        [autotune(), "lab", "up", "--name", "pr", "--cluster", cluster], check=True, stdout=subprocess.DEVNULL
+    )
+    try:
+        yield
+    finally:
+        subprocess.run([autotune(), "lab", "down", "--name", "pr"], check=True, stdout=subprocess.DEVNULL)
+
+
+def in_lab(command: list[str]) -> None:
+    _run([autotune(), "lab", "run", "--name", "pr", "--", *command])
+
+
+def paced(command: list[str]) -> None:
+    flags = ["--bind-to", "none", "--allow-run-as-root", "--oversubscribe", "-n", "4"]
+    _run([str(Path(sys.executable).with_name("mpirun")), *flags, *command])
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=900)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
+
+
+def profiles_in(folder: Path, workload: str, cluster: str, label: str) -> list[Profile]:
+    """Measured in the lab for what ran there; paced runs are predicted from the mix's own statements."""
+    if not label.startswith("lab"):
+        return []
+    found = [load_profile(path) for path in sorted((folder / "profiles").glob(f"{workload}@{cluster}-*.json"))]
+    return [profile for profile in found if profile.label == label]
+
+
+def judge(folder: Path) -> dict[str, Any]:
+    """Predictions of everything measured, by kind of run."""
+    kinds: dict[str, list[Pair]] = {"lab": [], "paced": [], "what_if": []}
+    for path in sorted(folder.glob("*@*.json")):
+        measured = read_json(MeasuredPlans, path)
+        kind = path.name.partition("-")[0]
+        is_question = measured.cluster.name in WHAT_IF
+        source = "mixed4" if is_question else measured.cluster.name
+        profiles = profiles_in(folder, measured.workload.name, source, measured.cluster.label)
+        kinds["what_if" if is_question else kind] += pairs_of(measured, profiles)
+    return {
+        "command": "nox -s prediction",
+        "environment": describe_environment(),
+        "figures": {kind: summary(pairs) for kind, pairs in kinds.items() if pairs},
+        "pairs": kinds,
+    }
+
+
+def main() -> None:
+    folder = ROOT / "results" / "data" / "prediction"
+    if sys.argv[1:] != ["again"]:
+        folder.mkdir(parents=True, exist_ok=True)
+        measure(folder, lambda text: sys.stderr.write(f"{text}\n"))
+    found = judge(folder)
+    PUBLISHED.mkdir(parents=True, exist_ok=True)
+    write_json(PUBLISHED / "pairs.json", found)
+    for kind, figures in found["figures"].items():
+        sys.stdout.write(f"{kind}: {figures}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""How many training steps does tuning cost? Ways of searching on recorded grids, as if they measured.
+
+Every plan of a grid was measured once in the lab (`measure_plans.py … grid`): torch DDP's default, then each bucket size
+and transport with several splits. Each method then searches the same grid through the replay evaluator, five seeds each,
+and is charged five steps a trial (two of them unscored). It has arrived when a plan it has measured takes at most 1/0.95
+of the grid's best. `nox -s tuning_cost` measures the grids (needs root, about ten minutes), replays, and keeps both.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import optuna
+
+from autotune.bench import capture_workload
+from autotune.contest import fastest
+from autotune.evaluate import ReplayedEvaluator
+from autotune.runtime.trial import Effort
+from autotune.search.ranking import Ranking
+from autotune.simulate.costs import cost_model
+from autotune.simulate.simulator import Simulator
+from autotune.space import Proposal, Space, max_bucket_log2
+from autotune.study import as_record
+from results.environment import describe_environment
+from results.record import TrialRecord
+from results.store import read_json, write_json
+from tests.benchmarks.measured import MeasuredPlans
+from tests.benchmarks.prediction import ROOT, in_lab, lab
+from workloads.plan import LOSSLESS_CODECS, Plan
+from workloads.registry import load_workload
+from workloads.split import bounds
+
+PUBLISHED = ROOT / "results" / "published" / "tuning-cost"
+PROGRAM = ROOT / "tests" / "benchmarks" / "programs" / "measure_plans.py"
+CELLS = (("vgg", "mixed4"), ("gpt", "mixed-both4"), ("resnet", "slow-link4"))
+SEEDS = range(5)
+STEPS = 200
+EFFORT = Effort(warmup=2, steps=3, timeout_s=120)
+NEAR = 0.95
+
+Method = Callable[[MeasuredPlans, ReplayedEvaluator, int], Iterator[TrialRecord]]
+
+
+def simulate_then_measure(grid: MeasuredPlans, evaluator: ReplayedEvaluator, seed: int) -> Iterator[TrialRecord]:
+    """Ours: the default, then what corrected predictions speak for. Nothing in it is drawn, so seeds do not matter."""
+    del seed
+    workload = load_workload(grid.workload.name, dict(grid.workload.options))
+    graph = capture_workload(workload, 0)
+    ranking = Ranking(Simulator(grid.workload, graph, cost_model(graph, grid.cluster)), space_of(grid))
+    records: list[TrialRecord] = []
+    default, *others = by_default_first(evaluator.plans)
+    while len(records) <= len(others):
+        left = [plan for plan in others if plan not in {record.plan for record in records}]
+        plan = ranking.pick(left, records, explore=len(records) % 2 == 0).plan if records else default
+        records.append(measure(evaluator, plan, len(records)))
+        yield records[-1]
+
+
+def with_optuna(sampler: Callable[[int], optuna.samplers.BaseSampler]) -> Method:
+    """A study over split, bucket and transport; points outside the grid do not exist."""
+
+    def method(grid: MeasuredPlans, evaluator: ReplayedEvaluator, seed: int) -> Iterator[TrialRecord]:
+        plans = {coordinates(plan): plan for plan in evaluator.plans}
+        splits = sorted({split for split, _, _ in plans})
+        study = optuna.create_study(direction="minimize", sampler=sampler(seed))
+        for number in count():
+            trial = study.ask()
+            key = (
+                splits[trial.suggest_categorical("split", list(range(len(splits))))],
+                trial.suggest_categorical("transport", sorted({transport for _, transport, _ in plans if transport})),
+                trial.suggest_int("bucket_log2", *bucket_range(plans)),
+            )
+            plan = plans.get(key)
+            if plan is None:
+                study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+                continue
+            record = measure(evaluator, plan, number)
+            assert record.step_s is not None
+            study.tell(trial, record.step_s)
+            yield record
+
+    return method
+
+
+METHODS: dict[str, Method] = {
+    "simulate, then measure": simulate_then_measure,
+    "Optuna TPE": with_optuna(lambda seed: optuna.samplers.TPESampler(seed=seed)),
+    "Optuna GP": with_optuna(lambda seed: optuna.samplers.GPSampler(seed=seed)),
+    "random": with_optuna(lambda seed: optuna.samplers.RandomSampler(seed=seed)),
+}
+
+
+def measure(evaluator: ReplayedEvaluator, plan: Plan, number: int) -> TrialRecord:
+    return as_record(number, Proposal(plan=plan), evaluator.evaluate(plan, EFFORT), started_at="", duration_s=0.0)
+
+
+def coordinates(plan: Plan) -> tuple[tuple[int, ...], str, int]:
+    """Torch DDP's default is one point more, with a transport of no name."""
+    transport = plan.comm.transport if plan.comm.reducer != "ddp" else ""
+    return plan.batch.samples, transport, plan.comm.bucket_bytes.bit_length() - 1
+
+
+def bucket_range(plans: dict[tuple[tuple[int, ...], str, int], Plan]) -> tuple[int, int]:
+    sizes = [bucket for _, transport, bucket in plans if transport]
+    return min(sizes), max(sizes)
+
+
+def by_default_first(plans: list[Plan]) -> list[Plan]:
+    return sorted(plans, key=lambda plan: plan.comm.reducer != "ddp")
+
+
+def space_of(grid: MeasuredPlans) -> Space:
+    size, total = len(grid.cluster.devices), grid.workload.global_batch
+    return Space(
+        global_batch=total,
+        limits=bounds(size, total),
+        reference=(1.0,) * size,
+        transports=("gloo", "mpi"),
+        codecs=LOSSLESS_CODECS,
+        max_bucket_log2=max_bucket_log2(grid.workload.param_bytes),
+    )
+
+
+def replay(grid: MeasuredPlans, method: Method, seed: int) -> dict[str, Any]:
+    """One search of up to 200 steps: when it arrived, and what it would keep in the end."""
+    complete = [record for record in grid.records if record.step_s is not None]
+    best_s = min(record.step_s for record in complete if record.step_s is not None)
+    default_s = next(record.step_s for record in complete if record.plan.comm.reducer == "ddp")
+    assert default_s is not None
+    evaluator, records, arrived = ReplayedEvaluator(complete), list[TrialRecord](), None
+    for record in method(grid, evaluator, seed):
+        records.append(record)
+        if arrived is None and record.step_s is not None and best_s / record.step_s >= NEAR:
+            arrived = evaluator.num_steps
+        if evaluator.num_steps + EFFORT.warmup + EFFORT.steps > STEPS or len(records) >= len(complete):
+            break
+    kept = fastest(records)
+    assert kept is not None
+    assert kept.step_s is not None
+    return {"steps_to_95": arrived, "of_best": best_s / kept.step_s, "of_default": default_s / kept.step_s}
+
+
+def judge(folder: Path) -> dict[str, Any]:
+    """Every method on every grid."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    figures: dict[str, Any] = {}
+    for path in sorted(folder.glob("grid-*.json")):
+        grid = read_json(MeasuredPlans, path)
+        cell = f"{grid.workload.name}@{grid.cluster.name}"
+        figures[cell] = {"plans": len(grid.records), "label": grid.cluster.label}
+        for name, method in METHODS.items():
+            runs = [replay(grid, method, seed) for seed in SEEDS]
+            steps = [run["steps_to_95"] if run["steps_to_95"] is not None else STEPS + 1 for run in runs]
+            figures[cell][name] = {
+                "median_steps_to_95": median(steps),
+                "steps_to_95": [run["steps_to_95"] for run in runs],
+                "median_of_best": median(run["of_best"] for run in runs),
+                "least_of_default": min(run["of_default"] for run in runs),
+            }
+    return {"command": "nox -s tuning_cost", "environment": describe_environment(), "figures": figures}
+
+
+def main() -> None:
+    PUBLISHED.mkdir(parents=True, exist_ok=True)
+    if sys.argv[1:] != ["again"]:
+        for workload, cluster in CELLS:
+            with lab(cluster):
+                out = PUBLISHED / f"grid-{workload}@{cluster}.json"
+                in_lab([sys.executable, str(PROGRAM), workload, cluster, str(out), "grid"])
+    found = judge(PUBLISHED)
+    write_json(PUBLISHED / "figures.json", found)
+    for cell, figures in found["figures"].items():
+        sys.stdout.write(f"{cell}\n")
+        for name in METHODS:
+            sys.stdout.write(f"  {name}: {figures[name]}\n")
+
+
+if __name__ == "__main__":
+    main()
