@@ -80,9 +80,7 @@ class Predictor:
         costs, size = self.simulator.costs, len(self.cluster.devices)
         share = max(self.total / size, 1.0)
         times = [
-            costs.forward.seconds(samples).sum(axis=1)
-            + costs.backward.seconds(samples).sum(axis=1)
-            + costs.data.at(samples)
+            sum(part.sum(axis=1) for part in costs.passes(samples)) + costs.data.at(samples)
             for samples in (np.full(size, share), np.full(size, 2 * share))
         ]
         slopes = (times[1] - times[0]) / share

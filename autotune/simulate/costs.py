@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from autotune.simulate.collectives import all_reduce_latency_s, all_reduce_rounds, ring_loads
+from autotune.simulate.cost import compute_s
 from autotune.simulate.data_parallel import pass_seconds
 from autotune.simulate.engine import Floats
-from results.fits import Fit, TransferFit, WorkFit
+from results.fits import Fit, Source, TransferFit, WorkFit
 from results.forecast import Origin
 from results.profile import CollectiveProfile, Profile, RankProfile
 from workloads.cluster import Cluster, Device, Host, Link
@@ -88,6 +89,9 @@ class Costs:
     cluster: Cluster
     forward: OpTimes
     backward: OpTimes
+    whole: Lines | None
+    """Forward and backward of the whole model where all ranks were profiled. Ops are measured with probes, one by one, and
+    their errors add up; steps are measured without: an op's line says which share of the step is its own."""
     data: Lines
     update: Lines
     encode: Mapping[str, Lines]
@@ -101,6 +105,15 @@ class Costs:
     links_in_turn: bool = True
     """Emulated links serve one transfer after another; real ones share their bandwidth."""
     notes: tuple[str, ...] = field(default=())
+
+    def passes(self, samples: Floats) -> tuple[Floats, Floats]:
+        """Seconds of every op on every rank, forward and backward."""
+        forward_s, backward_s = self.forward.seconds(samples), self.backward.seconds(samples)
+        if self.whole is None:
+            return forward_s, backward_s
+        total = forward_s.sum(axis=1) + backward_s.sum(axis=1)
+        scale = (self.whole.at(samples) / np.where(total > 0, total, 1.0))[:, None]
+        return forward_s * scale, backward_s * scale
 
     def doubts(self, samples: Sequence[int]) -> list[str]:
         """Where a prediction for this split leaves what was measured."""
@@ -132,6 +145,7 @@ def cost_model(graph: OpGraph, cluster: Cluster, profiles: Sequence[Profile] = (
         cluster=linked,
         forward=_op_times(passes[:size]),
         backward=_op_times(passes[size:]),
+        whole=_whole(graph, cluster, ranks),
         data=_lines([profile.data if profile else None for profile in _filled(ranks)]),
         update=_lines([profile.optimizer if profile else None for profile in _filled(ranks)]),
         encode={name: _codec_lines(_filled(ranks), name, "encode") for name in codecs},
@@ -179,8 +193,7 @@ def _op_line(
                 f"the profile of device {profile.device!r} has no op {op.name!r}: it is of another model; profile this one"
             )
         fit = measured.backward if backward else measured.forward
-        whole = _unprobed(profile)
-        return 0.0, fit.fixed_s * whole, fit.per_sample_s * whole, 0.0
+        return 0.0, fit.fixed_s, fit.per_sample_s, 0.0
     factor = op.backward_factor if backward else 1.0
     if factor == 0:
         return 0.0, 0.0, 0.0, 0.0
@@ -194,16 +207,30 @@ def _op_line(
     )
 
 
-def _unprobed(profile: RankProfile) -> float:
-    """Ops are measured with probes, steps without: what an op's probed time is to be multiplied by."""
-    ratios = [point.compute_s / point.ops_s for point in profile.steps if point.ops_s > 0]
-    return float(np.median(ratios)) if ratios else 1.0
-
-
 def _op_times(rows: list[list[tuple[float, float, float, float]]]) -> OpTimes:
     values = np.array(rows, np.float64).reshape(len(rows), -1, 4)
     arithmetic, fixed, per_sample, launch = (np.ascontiguousarray(values[:, :, part]) for part in range(4))
     return OpTimes(arithmetic_s=arithmetic, fixed_s=fixed, per_sample_s=per_sample, launch_s=launch)
+
+
+def _whole(graph: OpGraph, cluster: Cluster, ranks: Sequence[RankProfile | None]) -> Lines | None:
+    """Of a rank without a profile, what its datasheet says at two sizes."""
+    if all(profile is None for profile in ranks):
+        return None
+    fits = [
+        profile.compute if profile is not None else _stated_line(graph, device)
+        for device, profile in zip(cluster.devices, ranks, strict=True)
+    ]
+    return _lines(fits)
+
+
+def _stated_line(graph: OpGraph, device: Device) -> WorkFit:
+    few, many = 16, 64
+    low_s, high_s = (compute_s(graph, device, count) for count in (few, many))
+    slope = (high_s - low_s) / (many - few)
+    return WorkFit(
+        fixed_s=max(low_s - few * slope, 0.0), per_sample_s=slope, source=Source.DATASHEET, low=few, high=many
+    )
 
 
 def _lines(fits: Sequence[WorkFit | None]) -> Lines:

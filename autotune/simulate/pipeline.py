@@ -51,15 +51,16 @@ def param_shares(graph: OpGraph, plan: Plan) -> Floats:
 
 
 def crossing_bytes(graph: OpGraph, first_op: int) -> float:
-    """Bytes per sample that a stage beginning at `first_op` receives: every tensor made before and read from there on."""
+    """Bytes per sample between the ops before `first_op` and those from it on, per op that made them the most that one
+    other op reads (whether two read the same tensor, edges do not say). Without edges, what the op before returns.
+    """
     if not graph.edges:
         return graph.ops[first_op - 1].output_bytes_per_sample
     order = {op.name: index for index, op in enumerate(graph.ops)}
-    crossing = {
-        edge.source: edge.bytes_per_sample
-        for edge in graph.edges
-        if order[edge.source] < first_op <= order[edge.target]
-    }
+    crossing: dict[str, float] = {}
+    for edge in graph.edges:
+        if (order[edge.source] < first_op) != (order[edge.target] < first_op):
+            crossing[edge.source] = max(crossing.get(edge.source, 0.0), edge.bytes_per_sample)
     return sum(crossing.values())
 
 
@@ -78,7 +79,7 @@ class _Expansion:
         self._groups = [[ranks[i : i + degree] for i in range(0, len(ranks), degree)] for ranks in pipeline.stage_ranks]
         self._micro = np.array(plan.batch.samples, np.float64) / self._parts
         self._samples = np.array(plan.batch.samples, np.float64)
-        self._passes = {FORWARD: costs.forward.seconds(self._micro), BACKWARD: costs.backward.seconds(self._micro)}
+        self._passes = dict(zip((FORWARD, BACKWARD), costs.passes(self._micro), strict=True))
         self._transport = costs.transports.get(plan.comm.transport, NO_OVERHEAD)
         self._made = LabelledTasks()
         self._arrived: dict[tuple[int, int, int], list[int]] = {}

@@ -113,7 +113,7 @@ class Simulator:
     def limit(self) -> Limit:
         """The step time that no plan can beat (lossless, this workload, this mix)."""
         many = np.full(len(self.costs.cluster.devices), 1e6)
-        seconds = self.costs.forward.seconds(many).sum(axis=1) + self.costs.backward.seconds(many).sum(axis=1)
+        seconds = sum(part.sum(axis=1) for part in self.costs.passes(many))
         return step_limit(
             [float(value) for value in seconds / 1e6],
             self.costs.cluster,
@@ -139,7 +139,7 @@ class Simulator:
         gradient_bytes = self._units_of(plan).wire_bytes / WIRE_SHARE[codec]
         coded = [side[codec].table(gradient_bytes) if codec in side else None for side in (costs.encode, costs.decode)]
         nothing = np.zeros((len(samples), len(gradient_bytes)))
-        forward_s, backward_s = costs.forward.seconds(samples), costs.backward.seconds(samples)
+        forward_s, backward_s = costs.passes(samples)
         return StepCosts(
             data_s=costs.data.at(samples) * (samples > 0),
             forward_s=forward_s,

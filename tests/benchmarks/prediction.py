@@ -30,7 +30,7 @@ from workloads.registry import load_workload
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "results" / "published" / "prediction"
-PROGRAM = ROOT / "tests" / "benchmarks" / "programs" / "measure_plans.py"
+PROGRAM = "tests.benchmarks.programs.measure_plans"
 MIXES = ROOT / "tests" / "benchmarks" / "clusters"
 WORKLOADS = ("vgg", "gpt", "resnet")
 CLUSTERS = ("mixed4", "slow-link4", "mixed-both4")
@@ -150,7 +150,7 @@ def plans(  # noqa: PLR0913, PLR0917 - what, where and how many
     run: Callable[[list[str]], None], folder: Path, workload: str, cluster: str, kind: str, count: int, seed: int
 ) -> None:
     out = folder / f"{kind}-{workload}@{Path(cluster).stem}.json"
-    run([sys.executable, str(PROGRAM), workload, cluster, str(out), "random", str(count), str(seed)])
+    run([sys.executable, "-m", PROGRAM, workload, cluster, str(out), "random", str(count), str(seed)])
 
 
 def autotune() -> str:

@@ -30,13 +30,13 @@ from results.environment import describe_environment
 from results.record import TrialRecord
 from results.store import read_json, write_json
 from tests.benchmarks.measured import MeasuredPlans
-from tests.benchmarks.prediction import ROOT, in_lab, lab
+from tests.benchmarks.prediction import PROGRAM, ROOT, in_lab, lab
 from workloads.plan import LOSSLESS_CODECS, Plan
 from workloads.registry import load_workload
 from workloads.split import bounds
 
 PUBLISHED = ROOT / "results" / "published" / "tuning-cost"
-PROGRAM = ROOT / "tests" / "benchmarks" / "programs" / "measure_plans.py"
+
 CELLS = (("vgg", "mixed4"), ("gpt", "mixed-both4"), ("resnet", "slow-link4"))
 SEEDS = range(5)
 STEPS = 200
@@ -171,7 +171,7 @@ def main() -> None:
         for workload, cluster in CELLS:
             with lab(cluster):
                 out = PUBLISHED / f"grid-{workload}@{cluster}.json"
-                in_lab([sys.executable, str(PROGRAM), workload, cluster, str(out), "grid"])
+                in_lab([sys.executable, "-m", PROGRAM, workload, cluster, str(out), "grid"])
     found = judge(PUBLISHED)
     write_json(PUBLISHED / "figures.json", found)
     for cell, figures in found["figures"].items():

@@ -10,10 +10,11 @@ import pytest
 
 from autotune.simulate.collectives import all_reduce_latency_s, all_reduce_loads, owned_shares, shard_loads
 from autotune.simulate.costs import cost_model
+from autotune.simulate.pipeline import crossing_bytes
 from autotune.simulate.simulator import Simulator
 from results.record import WorkloadInfo
 from workloads.cluster import Cluster, Device, Host, Link, load_cluster
-from workloads.graph import Op, OpGraph, Parameter
+from workloads.graph import Edge, Op, OpGraph, Parameter
 from workloads.plan import BatchPlan, CommPlan, CompressionPlan, PipelinePlan, Plan
 
 MB = 10**6
@@ -283,3 +284,15 @@ def test_predictions_are_deterministic():
     plan = plan_of(5, 4, 4, 3, bucket_bytes=10 * MB)
     runs = [make_simulator(graph, cluster, 16).simulate(plan).run.end_s for _ in range(2)]
     assert np.array_equal(runs[0], runs[1])
+
+
+def test_what_crosses_a_cut():
+    """op0 feeds op1 and, past it, op2; the cut before op2 is crossed by both."""
+    graph = make_graph(3, output=5.0)
+    edges = (
+        Edge(source="op0", target="op1", bytes_per_sample=7.0),
+        Edge(source="op0", target="op2", bytes_per_sample=3.0),
+        Edge(source="op1", target="op2", bytes_per_sample=2.0),
+    )
+    assert crossing_bytes(graph, 1) == 5.0
+    assert [crossing_bytes(replace(graph, edges=edges), cut) for cut in (1, 2)] == [7.0, 5.0]
