@@ -172,7 +172,7 @@ def profile(session: nox.Session) -> None:
 
 @nox.session
 def tracing_cost(session: nox.Session) -> None:
-    """What tracing, counters and torch.profiler cost a step, in turn within one job (about two minutes)."""
+    """What tracing, counters and torch.profiler cost a step, in turn within one job (about five minutes)."""
     install(session)
     program = "tests/benchmarks/programs/tracing_cost.py"
     kept = Path("results") / "published" / "tracing-cost" / "vgg.json"

@@ -167,6 +167,16 @@ def capture_workload(workload: Workload, seed: int) -> OpGraph:
     return capture(model, lambda count: workload.loss(model, batches.fetch(torch.arange(count))))
 
 
+def with_dataflow(graph: OpGraph, workload: Workload, seed: int) -> OpGraph:
+    """The graph with what flows between its ops, which cuts into stages need and which takes a while to find."""
+    from workloads.dataflow import with_edges  # noqa: PLC0415 - torch.export is slow to load, and few need it
+
+    torch.manual_seed(seed)
+    model = workload.model()
+    batches = Batches(workload.dataset(), (workload.global_batch,), 0, seed=seed)
+    return with_edges(graph, model, lambda count: workload.loss(model, batches.fetch(torch.arange(count))))
+
+
 def with_held_bytes(graph: OpGraph, workload: Workload, seed: int) -> OpGraph:
     """The graph with what a rank holds between steps, found by taking one: only the optimizer knows its state."""
     torch.manual_seed(seed)

@@ -13,10 +13,17 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.bench import Bench, capture_workload, sample_bounds, with_held_bytes, workload_info
+from autotune.bench import (
+    Bench,
+    capture_workload,
+    sample_bounds,
+    with_dataflow,
+    with_held_bytes,
+    workload_info,
+)
 from autotune.job import Job, read_plan_file
 from autotune.search.descent import descend
-from autotune.simulate.costs import cost_model
+from autotune.simulate.cost_model import cost_model
 from autotune.simulate.simulator import Simulator
 from autotune.space import Space, max_bucket_log2
 from autotune.what_if import Setting, edited
@@ -46,6 +53,12 @@ class Question:
     """Of a mix that takes any number; None: as many as it has devices."""
     profiles: tuple[Path, ...] = ()
     what_if: tuple[str, ...] = ()
+    plan: str | None = None
+    """A file, "best", "default"; None: the kept best if there is one, else the default."""
+
+    @property
+    def plan_file(self) -> str | None:
+        return self.plan if self.plan not in (None, "best", "default") else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +112,8 @@ def make_predictors(question: Question) -> list[Predictor]:
         cluster = cluster.for_ranks(question.num_ranks or 1)
     workload = load_workload(job.workload, job.options)
     graph = with_held_bytes(capture_workload(workload, job.seed), workload, job.seed)
+    if question.plan_file is not None and read_plan_file(question.plan_file).plan.pipeline is not None:
+        graph = with_dataflow(graph, workload, job.seed)
     profiles = find_profiles(question, cluster, graph, workload.global_batch)
     settings = [Setting(cluster=cluster, global_batch=workload.global_batch)]
     if question.what_if:
@@ -138,20 +153,18 @@ def find_profiles(question: Question, cluster: Cluster, graph: OpGraph, global_b
     return kept_profiles(question.job.results, workload_info(question.job, global_batch, graph), cluster)
 
 
-def simulate(question: Question, predictors: Sequence[Predictor], plan: str | None) -> list[Forecast]:
+def simulate(question: Question, predictors: Sequence[Predictor]) -> list[Forecast]:
     """The prediction for a plan on each mix: as it is and, if anything is edited, as it would be."""
-    chosen = _chosen_plan(question, predictors[0], plan)
+    chosen = _chosen_plan(question, predictors[0])
     return [predictor.simulator.forecast(_fitted(chosen, predictor)) for predictor in predictors]
 
 
-def _chosen_plan(question: Question, predictor: Predictor, plan: str | None) -> Plan:
-    """By file, the kept best, torch DDP's default, or (unnamed) the kept best if there is one, else the default."""
+def _chosen_plan(question: Question, predictor: Predictor) -> Plan:
     job, info = question.job, predictor.simulator.info
-    if plan not in (None, "best", "default"):
-        assert plan is not None
-        return read_plan_file(plan).plan
+    if question.plan_file is not None:
+        return read_plan_file(question.plan_file).plan
     kept = best_path(job.results, info.name, predictor.cluster.name)
-    if plan == "best" or (plan is None and kept.exists()):
+    if question.plan == "best" or (question.plan is None and kept.exists()):
         return load_best(job.results, info.name, predictor.cluster.name).plan
     return default_plan(even(info.global_batch, predictor.bounds), transport=job.transports[0])
 
@@ -240,7 +253,7 @@ def make_judge(simulator: Simulator, aim: Aim) -> Callable[[Plan], float]:
         if (peak > held).any() or simulator.info.global_batch / step_s < aim.min_throughput:
             return float("inf")
         if aim.objective == "energy":
-            return simulator.forecast(plan).joules_per_step or 0.0
+            return simulator.joules_per_step(simulated) or 0.0
         return step_s
 
     return judge

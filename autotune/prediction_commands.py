@@ -28,9 +28,9 @@ def simulate(  # noqa: PLR0913 - one for each option
     as_json: bool,
 ) -> int:
     """The prediction for one plan; of edits, before and after."""
-    question = Question(job=job, num_ranks=num_ranks, profiles=profiles, what_if=what_if)
+    question = Question(job=job, num_ranks=num_ranks, profiles=profiles, what_if=what_if, plan=plan)
     predictors = make_predictors(question)
-    forecasts = predict(question, predictors, plan)
+    forecasts = predict(question, predictors)
     if trace is not None:
         write_trace(predictors[-1].simulator.timeline(forecasts[-1].plan), trace)
     if as_json:

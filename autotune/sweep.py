@@ -48,6 +48,8 @@ def sweep_one(job: Job, bench: Bench, watcher: Watcher) -> SweepReport:
     from autotune.predict import bench_simulator  # noqa: PLC0415 - compiled code that rank 0 alone needs
 
     study.simulator = bench_simulator(job, bench)
+    if study.simulator is None:
+        watcher.phase("these devices state no speed and have no profile: searching without predictions")
     try:
         tune(study, HandTunedDdp(bench))
         options = SearchOptions(sampler=job.sampler, seed=job.seed, allow_lossy=job.allow_lossy, trials=job.trials)

@@ -18,6 +18,8 @@ class Origin:
     low: float | None = None
     high: float | None = None
     """Range of samples or bytes in which it was measured; beyond, it is a guess. None: it was not measured."""
+    worst_error: float | None = None
+    """How far the fitted line is from the worst of its own points, as a share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

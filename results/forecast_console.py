@@ -92,11 +92,11 @@ def _rank_table(forecast: Forecast) -> Table:
 
 def _origin_table(forecast: Forecast) -> Table:
     table = Table(title="What this rests on", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("cost of", "source", "range"):
+    for name in ("cost of", "source", "measured from ... to", "fit off by"):
         table.add_column(name)
     for origin in forecast.origins:
         known = "" if origin.high is None else f"{origin.low:g} to {origin.high:g}"
-        table.add_row(origin.what, origin.source, known)
+        table.add_row(origin.what, origin.source, known, format_percent(origin.worst_error) if origin.high else "")
     return table
 
 

@@ -20,6 +20,7 @@ from autotune.simulate.engine import Floats, Tasks
 from autotune.simulate.labelled import LabelledTasks
 from autotune.simulate.tasks import MemoryChange
 from workloads.cluster import Cluster
+from workloads.errors import SpecError
 from workloads.graph import OpGraph
 from workloads.plan import PipelinePlan, Plan
 
@@ -67,6 +68,10 @@ def crossing_bytes(graph: OpGraph, first_op: int) -> float:
 def expand_pipeline(graph: OpGraph, plan: Plan, costs: Costs) -> tuple[Tasks, Labels]:
     """One step of a pipelined plan."""
     assert plan.pipeline is not None
+    if plan.pipeline.first_ops[-1] >= len(graph.ops):
+        raise SpecError(
+            f"the plan's last stage begins at op {plan.pipeline.first_ops[-1]} but the model has {len(graph.ops)} ops"
+        )
     return _Expansion(graph, plan, plan.pipeline, costs).expand()
 
 

@@ -107,7 +107,19 @@ class Simulator:
             origins=self.costs.origins,
             doubts=tuple(self.costs.doubts(plan.batch.samples)),
             price_per_hour=_total([device.price_per_hour for device in devices]),
-            joules_per_step=_energy(self.costs, busy_s, step_s),
+            joules_per_step=self.joules_per_step(simulated),
+        )
+
+    def joules_per_step(self, simulated: Simulated) -> float | None:
+        """Devices are busy at one power and idle at another; None where one states none."""
+        step_s, busy_s = simulated.step_s, self._busy_s(simulated).tolist()
+        return _total(
+            [
+                busy * device.busy_watts + max(step_s - busy, 0.0) * (device.idle_watts or 0.0)
+                if device.busy_watts is not None
+                else None
+                for device, busy in zip(self.costs.cluster.devices, busy_s, strict=True)
+            ]
         )
 
     def limit(self) -> Limit:
@@ -181,15 +193,3 @@ class Simulator:
 def _total(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
-
-
-def _energy(costs: Costs, busy_s: Floats, step_s: float) -> float | None:
-    """Busy at one power, idle at another."""
-    return _total(
-        [
-            busy * device.busy_watts + max(step_s - busy, 0.0) * (device.idle_watts or 0.0)
-            if device.busy_watts is not None
-            else None
-            for device, busy in zip(costs.cluster.devices, busy_s.tolist(), strict=True)
-        ]
-    )

@@ -38,8 +38,9 @@ class Simulated:
         """The time a step adds, once steps follow each other."""
         if self.num_steps == 1:
             return self.run.makespan_s
-        ends = [float(self.run.end_s[self.labels.step == step].max()) for step in (0, self.num_steps - 1)]
-        return (ends[1] - ends[0]) / (self.num_steps - 1)
+        settled, last = 1, self.num_steps - 1  # the first step starts with nothing under way
+        ends = [float(self.run.end_s[self.labels.step == step].max()) for step in (settled, last)]
+        return (ends[1] - ends[0]) / (last - settled)
 
 
 _KINDS = {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.contest import Entry, by_speed, contenders, entries, fastest, reverted
 from autotune.runtime.crew import Measurement
-from results.record import AGAIN, BEST, DDP_DEFAULT, DDP_TUNED, Role, TrialState
+from results.record import AGAIN, BEST, DDP_DEFAULT, DDP_TUNED, Role, TrialRecord, TrialState
 from tests.results import sample
 from workloads.plan import MIB, default_plan
 
@@ -48,6 +50,21 @@ def test_a_plan_measured_twice_counts_with_all_its_steps() -> None:
         sample.trial(2, Role.SEARCH, lucky, 0.30),
     ]
     assert [record.number for record in by_speed(records)] == [1, 0]
+
+
+def test_of_plans_that_noise_cannot_tell_apart_the_one_that_uses_less_processor_time_is_first() -> None:
+    busy, modest, slow = (sample.plan(bucket_bytes=size * MIB) for size in (1, 2, 4))
+    records = [
+        with_cpu(sample.trial(0, Role.SEARCH, busy, 0.200), 0.30),
+        with_cpu(sample.trial(1, Role.SEARCH, modest, 0.201), 0.20),
+        with_cpu(sample.trial(2, Role.SEARCH, slow, 0.240), 0.05),
+    ]
+    assert [record.number for record in by_speed(records)] == [1, 0, 2]
+
+
+def with_cpu(record: TrialRecord, cpu_s: float) -> TrialRecord:
+    ranks = tuple(replace(rank, cpu_s=cpu_s / len(record.ranks)) for rank in record.ranks)
+    return replace(record, ranks=ranks)
 
 
 # --- entries -----------------------------------------------------------------------------------------------------------

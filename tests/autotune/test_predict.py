@@ -10,16 +10,16 @@ import pytest
 from autotune.bench import capture_workload, with_held_bytes
 from autotune.cli import main
 from autotune.simulate.cost import compute_s
-from autotune.simulate.costs import cost_model
+from autotune.simulate.cost_model import cost_model
 from autotune.simulate.simulator import Simulator
 from profilers.perfetto import read_trace
 from results.fits import Source, TransferFit, TransferRow, WorkFit
 from results.profile import CollectiveProfile, OpProfile, Profile, RankProfile, StepPoint
-from results.record import WorkloadInfo
+from results.record import BestPlan, WorkloadInfo
 from results.store import write_json
 from workloads.cluster import load_cluster
 from workloads.errors import SpecError
-from workloads.plan import BatchPlan, CommPlan, Plan, default_plan
+from workloads.plan import BatchPlan, CommPlan, PipelinePlan, Plan, default_plan
 from workloads.registry import load_workload
 
 MIXED4 = load_cluster("mixed4")
@@ -296,3 +296,46 @@ def test_memory_is_what_is_held_and_what_is_kept(graph):
     assert list(peak) == [pytest.approx(expected, rel=1e-9)] * 4
     assert graph.held_bytes >= 2 * graph.param_bytes
     assert math.isfinite(peak.max())
+
+
+def test_a_pipelined_plan_is_predicted_and_refused_by_jobs(graph, capsys, tmp_path):
+    pipeline = PipelinePlan(first_ops=(0, 4), stage_ranks=((0, 1), (2, 3)), micro_batches=4)
+    plan = Plan(batch=BatchPlan(samples=(32, 32, 32, 32)), pipeline=pipeline)
+    with pytest.raises(SpecError, match="no job runs yet"):
+        plan.check_runnable()
+    best = BestPlan(
+        workload="digits",
+        workload_fingerprint="",
+        cluster="mixed4",
+        cluster_fingerprint="",
+        plan=plan,
+        step_s=1.0,
+        speedup_over_default=None,
+    )
+    write_json(tmp_path / "stages.json", best)
+    found = forecast(capsys, tmp_path, "simulate", "--cluster", "mixed4", "--plan", str(tmp_path / "stages.json"))
+    assert found["step_s"] > 0
+    assert found["ranks"][0]["peak_memory_bytes"] != found["ranks"][3]["peak_memory_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "said"),
+    [
+        ({"first_ops": (0, 4), "stage_ranks": ((0, 1), (2,)), "micro_batches": 4}, "each of the 4 ranks"),
+        ({"first_ops": (1, 4), "stage_ranks": ((0, 1), (2, 3)), "micro_batches": 4}, "rising from 0"),
+        ({"first_ops": (0, 4), "stage_ranks": ((0, 1), (2, 3)), "micro_batches": 5}, "a multiple of it"),
+        ({"first_ops": (0, 4), "stage_ranks": ((0, 1), (2, 3)), "micro_batches": 0}, "at least 1"),
+        ({"first_ops": (0, 4), "stage_ranks": ((0, 1), (2, 3)), "micro_batches": 4, "schedule": "x"}, "gpipe, 1f1b"),
+    ],
+)
+def test_stages_that_cannot_be_are_refused(pipeline, said):
+    plan = Plan(batch=BatchPlan(samples=(32, 32, 32, 32)), pipeline=PipelinePlan(**pipeline))
+    with pytest.raises(SpecError, match=said):
+        plan.validate(num_ranks=4, global_batch=64)
+
+
+def test_a_stage_beyond_the_model_is_refused(graph):
+    pipeline = PipelinePlan(first_ops=(0, 400), stage_ranks=((0, 1), (2, 3)), micro_batches=4)
+    plan = Plan(batch=BatchPlan(samples=(32, 32, 32, 32)), pipeline=pipeline)
+    with pytest.raises(SpecError, match="400"):
+        simulator_of(graph, MIXED4, []).forecast(plan)

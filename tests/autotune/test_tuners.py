@@ -8,13 +8,25 @@ from typing import Any, cast
 import pytest
 
 from autotune.bench import Bench
-from autotune.tuners import DefaultDdp, GuidedSearch, HandTunedDdp, PlainOptuna, SearchOptions, Tuner
+from autotune.contest import by_speed
+from autotune.simulate.cost_model import cost_model
+from autotune.simulate.simulator import Simulator
+from autotune.tuners import (
+    DefaultDdp,
+    GuidedSearch,
+    HandTunedDdp,
+    PlainOptuna,
+    SearchOptions,
+    Tuner,
+    worthwhile_split,
+)
 from results.record import Role, TrialRecord, TrialState
+from tests.autotune.simulate.test_closed_forms import make_graph
 from tests.results import sample
 from workloads.cluster import load_cluster
 from workloads.graph import Op, OpGraph
 from workloads.plan import MIB, Plan
-from workloads.split import Bounds
+from workloads.split import Bounds, RankCost, balanced
 
 BUCKETS = (MIB // 4, MIB, 4 * MIB)
 TUNERS: dict[str, Callable[[Bench], Tuner]] = {
@@ -140,6 +152,54 @@ def test_the_last_trials_of_a_budget_measure_the_best_plans_again() -> None:
     assert len(set(fingerprints[:7])) == 7
     best = sorted(records[:7], key=lambda record: step_s(record.plan))[:3]
     assert set(fingerprints[7:]) == {record.plan.fingerprint() for record in best}
+
+
+def make_simulator() -> Simulator:
+    """Of eight ops whose parameters make up the sample's, on the mix of the bench."""
+    bench = make_bench()
+    graph = make_graph(8, param_bytes=bench.info.param_bytes // 8, flops=bench.info.flops_per_sample / 24)
+    return Simulator(bench.info, graph, cost_model(graph, bench.cluster))
+
+
+def test_with_a_simulator_the_best_prediction_is_measured_right_after_the_default() -> None:
+    simulator = make_simulator()
+    tuner = GuidedSearch(make_bench(), SearchOptions(), simulator=simulator)
+    records = run(tuner, 3)
+    predicted = [simulator.step_s(record.plan) for record in records]
+    assert records[0].role is Role.DEFAULT
+    assert predicted[1] < predicted[0] / 2
+
+
+def test_with_a_simulator_the_search_ends_when_nothing_promises_more_than_noise() -> None:
+    tuner = GuidedSearch(make_bench(), SearchOptions(trials=60), simulator=make_simulator())
+    records = run(tuner, 60)
+    assert len(records) < 40
+    assert tuner.enough == "no other plan promises more than noise"
+    best = by_speed(records)[0].plan
+    assert sum(record.plan == best for record in records) == 2  # what is kept was measured twice
+
+
+def test_with_a_simulator_every_proposal_can_run_and_failures_are_survived() -> None:
+    for record in run(GuidedSearch(make_bench(), SearchOptions(), simulator=make_simulator()), 10):
+        record.plan.validate(num_ranks=4, global_batch=64)
+    run(GuidedSearch(make_bench(), SearchOptions(), simulator=make_simulator()), 8, fails=lambda _: True)
+
+
+def test_the_control_takes_no_hints() -> None:
+    """Random search proposes the same with a simulator as without."""
+    with_hints, without = (
+        run(GuidedSearch(make_bench(), SearchOptions(sampler="random"), simulator=given), 6)
+        for given in (make_simulator(), None)
+    )
+    assert [record.plan for record in with_hints] == [record.plan for record in without]
+
+
+def test_equal_devices_keep_the_even_split_whatever_chance_measured() -> None:
+    space = make_bench().space((1.0,) * 4, allow_lossy=False)
+    nearly_even = [RankCost(fixed_s=0.0, per_sample_s=seconds) for seconds in (1.0, 1.01, 0.99, 1.02)]
+    assert worthwhile_split(nearly_even, space) == (16, 16, 16, 16)
+    uneven = [RankCost(fixed_s=0.0, per_sample_s=seconds) for seconds in (1.0, 1.5, 2.0, 4.0)]
+    assert worthwhile_split(uneven, space) == balanced(uneven, 64, space.limits)
 
 
 def test_a_plain_study_begins_with_even_shares_and_uses_ddp_only() -> None:

@@ -17,14 +17,16 @@ from statistics import median
 from typing import Any
 
 from autotune.bench import capture_workload, with_held_bytes
-from autotune.simulate.costs import cost_model
+from autotune.simulate.cost_model import cost_model
 from autotune.simulate.simulator import Simulator
 from results.environment import describe_environment
 from results.profile import Profile
 from results.profile_file import load_profile
+from results.published_table import put_between
 from results.stats import spearman
 from results.store import read_json, write_json
 from tests.benchmarks.measured import MeasuredPlans
+from tests.benchmarks.scatter import scatter
 from workloads.plan import Plan
 from workloads.registry import load_workload
 
@@ -38,6 +40,12 @@ PLANS_PER_CELL = 8
 WHAT_IF = ("other-speeds4", "other-bandwidth4", "three-ranks")
 """Mixes that are predicted from the profile of `mixed4`."""
 PLANS_PER_WHAT_IF = 4
+LABELS = {
+    "lab": "lab, paced devices; costs from a profile of that mix",
+    "paced": "emulated; shares its cost model with the emulation",
+    "what_if": "lab, mixes never profiled; costs from a profile of mixed4",
+}
+PAGE = ROOT / "docs" / "simulator.md"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,6 +217,30 @@ def judge(folder: Path) -> dict[str, Any]:
     }
 
 
+def table(figures: dict[str, Any]) -> str:
+    """What the page on the simulator says."""
+    lines = [
+        (
+            "| runs | plans | median error | worst | rank correlation: all, per cell | first-ranked plan loses: median, worst "
+            "| memory, worst error |"
+        ),
+        "|---|---|---|---|---|---|---|",
+    ]
+    for kind, found in figures.items():
+        losses = found["first_ranked_loses"].values()
+        cells = (
+            LABELS[kind],
+            str(found["plans"]),
+            f"{100 * found['median_error']:.1f} %",
+            f"{100 * found['worst_error']:.0f} %",
+            f"{found['spearman_all']:.3f}, {found['spearman_per_cell_median']:.2f}",
+            f"{100 * median(losses):.1f} %, {100 * max(losses):.1f} %",
+            f"{100 * found['memory_worst_error']:.1f} %",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     folder = ROOT / "results" / "data" / "prediction"
     if sys.argv[1:] != ["again"]:
@@ -217,8 +249,12 @@ def main() -> None:
     found = judge(folder)
     PUBLISHED.mkdir(parents=True, exist_ok=True)
     write_json(PUBLISHED / "pairs.json", found)
-    for kind, figures in found["figures"].items():
-        sys.stdout.write(f"{kind}: {figures}\n")
+    for kind, pairs in found["pairs"].items():
+        if pairs:
+            points = [(pair.workload, pair.predicted_s, pair.measured_s) for pair in pairs]
+            (PUBLISHED / f"{kind}.svg").write_text(scatter(points, f"{len(pairs)} plans, {LABELS[kind]}"))
+    put_between(PAGE, "<!-- prediction -->", "<!-- /prediction -->", table(found["figures"]))
+    sys.stdout.write(table(found["figures"]) + "\n")
 
 
 if __name__ == "__main__":

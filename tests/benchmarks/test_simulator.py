@@ -87,7 +87,7 @@ PROGRAM = """
 import json, resource, time
 from dataclasses import replace
 from autotune.bench import capture_workload
-from autotune.simulate.costs import cost_model
+from autotune.simulate.cost_model import cost_model
 from autotune.simulate.simulator import Simulator
 from results.record import WorkloadInfo
 from workloads.cluster import Cluster, Device, Host, Link

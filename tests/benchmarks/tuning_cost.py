@@ -22,15 +22,16 @@ from autotune.contest import fastest
 from autotune.evaluate import ReplayedEvaluator
 from autotune.runtime.trial import Effort
 from autotune.search.ranking import Ranking
-from autotune.simulate.costs import cost_model
+from autotune.simulate.cost_model import cost_model
 from autotune.simulate.simulator import Simulator
 from autotune.space import Proposal, Space, max_bucket_log2
 from autotune.study import as_record
 from results.environment import describe_environment
+from results.published_table import put_between
 from results.record import TrialRecord
 from results.store import read_json, write_json
 from tests.benchmarks.measured import MeasuredPlans
-from tests.benchmarks.prediction import PROGRAM, ROOT, in_lab, lab
+from tests.benchmarks.prediction import PAGE, PROGRAM, ROOT, in_lab, lab
 from workloads.plan import LOSSLESS_CODECS, Plan
 from workloads.registry import load_workload
 from workloads.split import bounds
@@ -165,6 +166,21 @@ def judge(folder: Path) -> dict[str, Any]:
     return {"command": "nox -s tuning_cost", "environment": describe_environment(), "figures": figures}
 
 
+def table(figures: dict[str, Any]) -> str:
+    """What the page on the simulator says: medians over the seeds."""
+    lines = ["| workload, mix | plans | " + " | ".join(METHODS) + " |", "|---|---|" + "---|" * len(METHODS)]
+    for cell, found in figures.items():
+        cells = [_cell(found[name]) for name in METHODS]
+        lines.append(f"| {cell} ({found['label']}) | {found['plans']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(found: dict[str, Any]) -> str:
+    steps = found["median_steps_to_95"]
+    arrived = f"{steps:g} steps" if steps <= STEPS else f"not in {STEPS}"
+    return f"{arrived}; {100 * found['median_of_best']:.0f} % of the best, {found['least_of_default']:.2f}x the default at least"
+
+
 def main() -> None:
     PUBLISHED.mkdir(parents=True, exist_ok=True)
     if sys.argv[1:] != ["again"]:
@@ -174,10 +190,8 @@ def main() -> None:
                 in_lab([sys.executable, "-m", PROGRAM, workload, cluster, str(out), "grid"])
     found = judge(PUBLISHED)
     write_json(PUBLISHED / "figures.json", found)
-    for cell, figures in found["figures"].items():
-        sys.stdout.write(f"{cell}\n")
-        for name in METHODS:
-            sys.stdout.write(f"  {name}: {figures[name]}\n")
+    put_between(PAGE, "<!-- tuning -->", "<!-- /tuning -->", table(found["figures"]))
+    sys.stdout.write(table(found["figures"]) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from autotune.simulate.collectives import all_reduce_latency_s, all_reduce_loads, owned_shares, shard_loads
-from autotune.simulate.costs import cost_model
+from autotune.simulate.cost_model import cost_model
 from autotune.simulate.pipeline import crossing_bytes
 from autotune.simulate.simulator import Simulator
 from results.record import WorkloadInfo

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import random
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 
 import torch
 
@@ -25,7 +26,7 @@ from workloads.cluster import load_cluster
 from workloads.plan import BatchPlan, CommPlan, Plan
 from workloads.registry import load_workload
 
-ROUNDS, STEPS = 30, 5
+ROUNDS, STEPS = 200, 5
 KINDS = (
     "plain group",
     "traced group, off",
@@ -50,8 +51,8 @@ seat = Seat(
 groups = Groups(control, cluster)
 
 
-def run(trainer: Trainer, kind: str) -> float:
-    """The mean step of a few, with what this kind records."""
+def run(trainer: Trainer, kind: str) -> tuple[float, float]:
+    """The median step of a few, with what this kind records, and the processor time of one."""
     with ExitStack() as stack:
         if kind == "counters at 10 Hz":
             for sampler in samplers_for(seat):
@@ -61,7 +62,9 @@ def run(trainer: Trainer, kind: str) -> float:
             stack.enter_context(trainer.ranges.recorded())
         trainer.meet()
         trainer.record_collectives(on=kind == "traced group, recording")
-        return fmean(trainer.step().total_s for _ in range(STEPS))
+        cpu_s = time.process_time()
+        step_s = median(trainer.step().total_s for _ in range(STEPS))
+        return step_s, (time.process_time() - cpu_s) / STEPS
 
 
 with ExitStack() as opened:
@@ -71,24 +74,28 @@ with ExitStack() as opened:
     for trainer, kind in zip(trainers, KINDS, strict=True):
         run(trainer, kind)
     rounds: list[list[float]] = [[] for _ in KINDS]
+    cpu_rounds: list[list[float]] = [[] for _ in KINDS]
     for number in range(ROUNDS):
         for index in random.Random(number).sample(range(len(KINDS)), len(KINDS)):
-            rounds[index].append(max(control.share(run(trainers[index], KINDS[index]))))
+            told = control.share(run(trainers[index], KINDS[index]))
+            rounds[index].append(max(step_s for step_s, _ in told))
+            cpu_rounds[index].append(sum(cpu_s for _, cpu_s in told))
     while trainers:
         trainers.pop().close()
     del plain, traced, trainer
 
 if control.is_leader:
-    costs = {}
-    for kind, times in zip(KINDS[1:], rounds[1:], strict=True):
-        ratio = speedup(times, rounds[0])
-        costs[kind] = {"times_plain": ratio.value, "low": ratio.low, "high": ratio.high}
+    costs: dict[str, dict[str, dict[str, float]]] = {"step_time": {}, "cpu_time": {}}
+    for what, measured in (("step_time", rounds), ("cpu_time", cpu_rounds)):
+        for kind, times in zip(KINDS[1:], measured[1:], strict=True):
+            ratio = speedup(times, measured[0])
+            costs[what][kind] = {"times_plain": ratio.value, "low": ratio.low, "high": ratio.high}
     made_by = {
         "command": "nox -s tracing_cost",
         "label": "measured on this machine",
         "environment": describe_environment(),
     }
-    text = json.dumps(made_by | {"rounds": ROUNDS, "steps_per_round": STEPS, "step_time": costs}, indent=1) + "\n"
+    text = json.dumps(made_by | {"rounds": ROUNDS, "steps_per_round": STEPS} | costs, indent=1) + "\n"
     sys.stdout.write(text)
     if "--json" in sys.argv:
         Path(sys.argv[sys.argv.index("--json") + 1]).write_text(text, encoding="utf-8")
