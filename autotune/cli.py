@@ -179,6 +179,7 @@ def _add_profile(commands: Any) -> None:
     parser.add_argument(
         "--transports", default="gloo,mpi", metavar="LIST", help="transports to measure (default gloo,mpi)"
     )
+    _trace_option(parser, "one step of all ranks under torch DDP, with torch's ops and device counters")
     parser.set_defaults(run=_run_profile)
 
 
@@ -333,7 +334,7 @@ def _run_race(options: argparse.Namespace, arguments: list[str]) -> int:
 def _run_profile(options: argparse.Namespace, arguments: list[str]) -> int:
     from autotune.launched import run_profile  # noqa: PLC0415
 
-    job = dataclasses.replace(_job(options, arguments), transports=_names(options.transports))
+    job = dataclasses.replace(_job(options, arguments), transports=_names(options.transports), trace=options.trace)
     return run_profile(job, options.ranks, arguments, as_json=options.json, quiet=options.quiet)
 
 

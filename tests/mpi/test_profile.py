@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from profilers.perfetto import read_trace
 from results.environment import describe_environment
 from results.fits import Source
 from results.profile import Profile
@@ -65,7 +66,12 @@ def test_messages_keep_the_contract(num_ranks: int, tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_a_profile_is_measured_shown_and_kept(tmp_path: Path) -> None:
-    found, done = run(tmp_path, 2, TWO_HOSTS, "--rounds", "3", "--json", "--transports", "gloo")
+    trace = ("--trace", str(tmp_path / "trace.json"))
+    found, done = run(tmp_path, 2, TWO_HOSTS, "--rounds", "3", "--json", "--transports", "gloo", *trace)
+    spans = read_trace(tmp_path / "trace.json").spans
+    assert {(span.rank, span.kind) for span in spans} >= {
+        (rank, kind) for rank in (0, 1) for kind in ("forward", "comm")
+    }
     shown = json.loads(done.out)
     assert shown["kind"] == "autotune profile"
     assert (found.label, found.workload, len(found.ranks)) == ("emulated", "mlp-tiny", 2)
