@@ -185,6 +185,24 @@ def _wait_pop(heap, base, count, priority):
 
 
 @njit(cache=True)
+def _touch(touched, num_touched, is_touched, place):
+    """Note that something may start at this place."""
+    if not is_touched[place]:
+        is_touched[place] = True
+        touched[num_touched] = place
+        num_touched += 1
+    return num_touched
+
+
+@njit(cache=True)
+def _hold(held, peak, peak_at, device, change, now):
+    """A device holds so many bytes more, or fewer."""
+    held[device] += change
+    if held[device] > peak[device]:
+        peak[device], peak_at[device] = held[device], now
+
+
+@njit(cache=True)
 def _share(active, num_active, rate, load_from, load_link, load_bytes, bandwidth, spare, weight):
     """Max-min fair rates of the transfers under way, in shares of the transfer per second (progressive filling).
 
@@ -337,22 +355,14 @@ def _loop(
                 if device[task] >= 0:
                     busy[device[task]] = False
                     place = device[task]
-                    if not is_touched[place]:
-                        is_touched[place] = True
-                        touched[num_touched] = place
-                        num_touched += 1
+                    num_touched = _touch(touched, num_touched, is_touched, place)
                 elif device[task] == TRANSFER:
                     slots[queue[task]] += 1
                     credit[queue[task]] += credit_bytes[task]
                     place = num_devices + queue[task]
-                    if not is_touched[place]:
-                        is_touched[place] = True
-                        touched[num_touched] = place
-                        num_touched += 1
+                    num_touched = _touch(touched, num_touched, is_touched, place)
                 if memory_device[task] >= 0:
-                    held[memory_device[task]] += memory_at_end[task]
-                    if held[memory_device[task]] > peak[memory_device[task]]:
-                        peak[memory_device[task]], peak_at[memory_device[task]] = held[memory_device[task]], now
+                    _hold(held, peak, peak_at, memory_device[task], memory_at_end[task], now)
                 for j in range(next_from[task], next_from[task + 1]):
                     follower = next_tasks[j]
                     before[follower] -= 1
@@ -367,10 +377,7 @@ def _loop(
             place = device[task] if device[task] >= 0 else num_devices + queue[task]
             _wait_push(heap, base[place], waiting[place], priority, task)
             waiting[place] += 1
-            if not is_touched[place]:
-                is_touched[place] = True
-                touched[num_touched] = place
-                num_touched += 1
+            num_touched = _touch(touched, num_touched, is_touched, place)
 
         # All events of this moment are handled: whoever is free takes the first in line.
         for t in range(num_touched):
@@ -386,9 +393,7 @@ def _loop(
                 waiting[place] -= 1
                 start_s[task] = now
                 if memory_device[task] >= 0:
-                    held[memory_device[task]] += memory_at_start[task]
-                    if held[memory_device[task]] > peak[memory_device[task]]:
-                        peak[memory_device[task]], peak_at[memory_device[task]] = held[memory_device[task]], now
+                    _hold(held, peak, peak_at, memory_device[task], memory_at_start[task], now)
                 if place < num_devices:
                     busy[place] = True
                     num_events = _event_push(times, codes, num_events, now + seconds[task], 4 * task + _ARRIVES)
