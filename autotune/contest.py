@@ -17,6 +17,8 @@ from results.record import AGAIN, BEST, DDP_DEFAULT, DDP_TUNED, Contender, Role,
 from workloads.plan import DDP_CODECS, Plan
 from workloads.quantity import format_bytes
 
+_CLOSE = 0.02
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
@@ -36,8 +38,8 @@ def by_speed(records: Sequence[TrialRecord], *roles: Role) -> list[TrialRecord]:
     """The first trial of each plan that ran, fastest plan first, by the mean over all steps of all its trials.
 
     The mean, because it is what training takes: a plan that is quick in most steps and stumbles in some must not win.
-    Plans that noise cannot tell from the fastest go by the processor time they use, which is a steadier measure: on
-    cores that ranks share, the plan that uses less of them is the faster one more often than not.
+    Plans that noise cannot tell from the fastest, and that are close to it, go by the processor time they use, which is a
+    steadier measure: on cores that ranks share, the plan that uses less of them is the faster one more often than not.
     """
     trials: dict[Plan, list[TrialRecord]] = {}
     for record in records:
@@ -47,7 +49,11 @@ def by_speed(records: Sequence[TrialRecord], *roles: Role) -> list[TrialRecord]:
     if not means:
         return []
     best_s, best_error_s = min(means.values())
-    tied = {plan for plan, (mean_s, error_s) in means.items() if mean_s - best_s <= math.hypot(error_s, best_error_s)}
+    tied = {
+        plan
+        for plan, (mean_s, error_s) in means.items()
+        if mean_s - best_s <= min(math.hypot(error_s, best_error_s), _CLOSE * best_s)
+    }
 
     def place(plan: Plan) -> tuple[bool, float]:
         own = fmean(record.cpu_s_per_step for record in trials[plan])

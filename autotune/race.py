@@ -120,7 +120,7 @@ def _one_trial(lane: _Lane, bench: Bench, effort: Effort, watcher: Watcher) -> N
 
 def compare(lanes: list[_Lane], bench: Bench, effort: Effort, job: Job, watcher: Watcher) -> tuple[Entrant, ...]:
     """The plan that each contender's own trials speak for, in turn; the peer twice, which shows the noise."""
-    chosen = [(lane, best) for lane in lanes if (best := fastest(lane.records)) is not None]
+    chosen = [(lane, best) for lane in lanes if (best := lane.tuner.choice(lane.records)) is not None]
     if not chosen:
         raise InfeasiblePlanError("no contender found a plan that runs on these devices")
     again = [(lane, best) for lane, best in chosen if lane.tuner.name == DDP_TUNED]

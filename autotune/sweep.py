@@ -10,7 +10,7 @@ import time
 from statistics import median
 
 from autotune.bench import Bench, set_up
-from autotune.contest import contenders, entries, fastest
+from autotune.contest import contenders, entries
 from autotune.job import Job
 from autotune.runtime.control import Control
 from autotune.runtime.crew import follow
@@ -55,7 +55,7 @@ def sweep_one(job: Job, bench: Bench, watcher: Watcher) -> SweepReport:
         options = SearchOptions(sampler=job.sampler, seed=job.seed, allow_lossy=job.allow_lossy, trials=job.trials)
         search = GuidedSearch(bench, options, study.store.search_db, simulator=study.simulator)
         tune(study, search, trials=job.trials, time_s=job.time_s)
-        comparison = compare(study)
+        comparison = compare(study, search)
         best_file = keep_best(study, comparison)
         return build_report(study.store.info(), study.records, comparison, best_file)
     finally:
@@ -76,9 +76,9 @@ def tune(study: Study, tuner: Tuner, *, trials: int | None = None, time_s: float
         tuner.heard(record_trial(study, proposal))
 
 
-def compare(study: Study) -> Comparison:
+def compare(study: Study, search: Tuner) -> Comparison:
     """Default, hand-tuned DDP, the best plan and its knobs one by one, in turn within this job; once per best plan."""
-    best = fastest(study.records, Role.SEARCH)
+    best = search.choice(study.records)
     if best is None:
         reasons = sorted({record.reason for record in study.records if record.reason})
         raise InfeasiblePlanError(f"no plan could be measured: {'; '.join(reasons[:3])}")

@@ -57,13 +57,24 @@ class Tuner(Protocol):
     def heard(self, record: TrialRecord) -> None:
         """What became of the last proposal."""
 
+    def choice(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
+        """A trial of the plan that it stands for in the end."""
 
-class DefaultDdp:
+
+class _ByTrials:
+    """Stands for the plan with the fastest trials."""
+
+    enough = ""
+
+    def choice(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
+        return fastest(records)
+
+
+class DefaultDdp(_ByTrials):
     """Torch DDP with its defaults and an even split, whatever the devices hold: what people run before tuning."""
 
     name = DDP_DEFAULT
     is_lossless = True
-    enough = ""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
@@ -80,10 +91,8 @@ class DefaultDdp:
         """It never changes its mind."""
 
 
-class HandTunedDdp:
+class HandTunedDdp(_ByTrials):
     """DDP as a careful user tunes it: the default shows the speeds, then samples in proportion, several bucket sizes."""
-
-    enough = ""
 
     def __init__(
         self,
@@ -127,12 +136,11 @@ class HandTunedDdp:
         ]
 
 
-class PlainOptuna:
+class PlainOptuna(_ByTrials):
     """DDP's knobs in an Optuna study, as its documentation shows: no knowledge of devices or links."""
 
     name = "Optuna on DDP's knobs"
     is_lossless = True
-    enough = ""
 
     def __init__(self, bench: Bench, *, seed: int) -> None:
         self._bench, self._seed = bench, seed
@@ -205,17 +213,26 @@ class GuidedSearch:
                 return self._confirm(records)
         return self._engine.ask()
 
-    def _simulate(
-        self, engine: Search, simulator: Simulator, records: Sequence[TrialRecord], samples: tuple[int, ...]
-    ) -> bool:
-        """Queue the plan that predictions speak for; False where none promises more than noise."""
+    def choice(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
+        searched = [record for record in records if record.role is Role.SEARCH]
+        ranking = self._ranking_of(self._simulator) if self._simulator is not None else None
+        settled = ranking.settle(searched) if ranking is not None else fastest(searched)
+        return settled or fastest(records)
+
+    def _ranking_of(self, simulator: Simulator) -> Ranking:
         if self._ranking is None:
             from autotune.search.ranking import Ranking  # noqa: PLC0415 - rank 0's alone
 
             self._ranking = Ranking(simulator, self._space)
+        return self._ranking
+
+    def _simulate(
+        self, engine: Search, simulator: Simulator, records: Sequence[TrialRecord], samples: tuple[int, ...]
+    ) -> bool:
+        """Queue the plan that predictions speak for; False where none promises more than noise."""
         searched = sum(record.role is Role.SEARCH for record in records)
         best = fastest(records, Role.SEARCH)
-        choice = self._ranking.choose(
+        choice = self._ranking_of(simulator).choose(
             records, samples, best.plan if best else None, engine.proposals(_OPTUNA_PROPOSES), explore=searched % 2 == 1
         )
         if choice is None or (searched >= _LEAST_SEARCHED and choice.gain < LEAST_GAIN):

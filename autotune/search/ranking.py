@@ -23,6 +23,8 @@ from autotune.space import Space
 from results.record import TrialRecord
 from workloads.plan import Plan
 
+_AS_GOOD = 0.01
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
@@ -79,8 +81,7 @@ class Ranking:
 
     def pick(self, candidates: Sequence[Plan], records: Sequence[TrialRecord], *, explore: bool) -> Choice:
         """The candidate with the best corrected prediction or, to `explore`, with the largest expected gain."""
-        residual = Residual([case for record in records if (case := self._case(record)) is not None])
-        error, spread = residual.expect([self._features(plan) for plan in candidates])
+        error, spread = self._residual(records).expect([self._features(plan) for plan in candidates])
         predicted = np.array([self.predicted_s(plan) for plan in candidates])
         expected = np.log(predicted) + error
         steps = [fmean(record.steps_s) for record in records if record.step_s is not None]
@@ -93,7 +94,25 @@ class Ranking:
             gain=float(gain.max()),
         )
 
-    def _case(self, record: TrialRecord) -> Case | None:
+    def settle(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
+        """The trial of the plan to keep: of all that ran, the one with the best corrected prediction, and of those that are
+        as good the one that uses the least processor time.
+
+        Its own trials count most, those of plans like it count too: the fastest of a few noisy trials is often only lucky.
+        """
+        ran = list({record.plan: record for record in reversed(records) if record.step_s is not None}.values())
+        if not ran:
+            return None
+        error, _ = self._residual(records).expect([self._features(record.plan) for record in ran])
+        expected = np.log([self.predicted_s(record.plan) for record in ran]) + error
+        as_good = [record for record, log_s in zip(ran, expected, strict=True) if log_s <= expected.min() + _AS_GOOD]
+        return min(as_good, key=lambda record: record.cpu_s_per_step)
+
+    def _residual(self, records: Sequence[TrialRecord]) -> Residual:
+        between = between_trials(records)
+        return Residual([case for record in records if (case := self._case(record, between)) is not None])
+
+    def _case(self, record: TrialRecord, between: float) -> Case | None:
         if record.step_s is None:
             return None
         noise = (
@@ -104,7 +123,7 @@ class Ranking:
         return Case(
             features=self._features(record.plan),
             log_error=math.log(fmean(record.steps_s) / self.predicted_s(record.plan)),
-            noise=noise,
+            noise=math.hypot(noise, between),
         )
 
     def _features(self, plan: Plan) -> tuple[float, ...]:
@@ -113,3 +132,13 @@ class Ranking:
         transports = [float(plan.comm.transport == name) for name in self._space.transports]
         codecs = [float(plan.compression.codec == name) for name in self._space.codecs]
         return (math.log2(max(num_units, 1)) / 2, float(plan.comm.reducer == "ddp"), *transports, *codecs)
+
+
+def between_trials(records: Sequence[TrialRecord]) -> float:
+    """How far two trials of one plan are apart, as a share: more than their own steps tell. From plans measured again."""
+    means: dict[Plan, list[float]] = {}
+    for record in records:
+        if record.step_s is not None:
+            means.setdefault(record.plan, []).append(math.log(fmean(record.steps_s)))
+    spreads = [stdev(logs) ** 2 for logs in means.values() if len(logs) > 1]
+    return math.sqrt(fmean(spreads)) if spreads else 0.0

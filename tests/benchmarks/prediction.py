@@ -36,7 +36,7 @@ PROGRAM = "tests.benchmarks.programs.measure_plans"
 MIXES = ROOT / "tests" / "benchmarks" / "clusters"
 WORKLOADS = ("vgg", "gpt", "resnet")
 CLUSTERS = ("mixed4", "slow-link4", "mixed-both4")
-PLANS_PER_CELL = 8
+PLANS_PER_CELL = 7
 WHAT_IF = ("other-speeds4", "other-bandwidth4", "three-ranks")
 """Mixes that are predicted from the profile of `mixed4`."""
 PLANS_PER_WHAT_IF = 4

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autotune.search.descent import descend, knob_plans, moved
-from autotune.search.ranking import Ranking
+from autotune.search.ranking import Ranking, between_trials
 from autotune.search.residual import PRIOR, Case, Residual, expected_gain
 from autotune.space import Space
 from results.record import Role, TrialRecord, TrialState
@@ -143,3 +143,26 @@ def test_descent_stays_within_its_budget(simulator):
 def test_plans_that_do_not_fit_come_last(simulator):
     ranked = descend(SPACE, (7, 4, 3, 2), lambda plan: math.inf if plan.comm.transport == "gloo" else 1.0)
     assert ranked[0][1].comm.transport == "mpi"
+
+
+def test_one_lucky_trial_does_not_decide(simulator):
+    """A plan that was quick once and slow the next time is not kept before one that was steady, and like its neighbours."""
+    ranking, split = Ranking(simulator, SPACE), (7, 4, 3, 2)
+    plans = {plan.comm.bucket_bytes: plan for plan in knob_plans(SPACE, split) if plan.comm.transport == "gloo"}
+    lucky, steady, like_steady = plans[2**16], plans[2**20], plans[2**21]
+    base = simulator.step_s(steady)
+    measured = [(lucky, 0.97 * base), (steady, base), (like_steady, 1.01 * base), (lucky, 1.25 * base), (steady, base)]
+    records = [record_of(number, plan, step_s) for number, (plan, step_s) in enumerate(measured)]
+    assert ranking.settle(records).plan == steady
+
+
+def test_nothing_that_ran_nothing_to_keep(simulator):
+    assert Ranking(simulator, SPACE).settle([]) is None
+
+
+def test_trials_of_one_plan_tell_the_noise():
+    plan = Plan(batch=BatchPlan(samples=(4, 4, 4, 4)))
+    assert between_trials([record_of(0, plan, 1.0)]) == 0.0
+    assert between_trials([record_of(0, plan, 1.0), record_of(1, plan, 1.1)]) == pytest.approx(
+        math.log(1.1) / math.sqrt(2)
+    )
