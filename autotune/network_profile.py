@@ -23,6 +23,9 @@ from workloads.plan import MIB
 T = TypeVar("T")
 
 EFFORT = ProbeEffort()
+QUICK_EFFORT = ProbeEffort(
+    smallest_bytes=MIB // 16, growth=4, largest_bytes=4 * MIB, longest_s=0.5, loops=5, slow_loops=1
+)
 _MOST_BYTES = 32 * MIB
 _NOT_PACED = "emulated links do not pace it: its time on this machine would say nothing about the mix"
 _ALONE = "the job has one rank"
@@ -84,12 +87,25 @@ def measure_links(network: Network) -> tuple[LinkProfile, ...]:
     )
 
 
-def measure_collectives(network: Network) -> tuple[CollectiveProfile, ...]:
+def measure_all_reduces(bench: Bench, control: Control, *, timeout_s: float) -> tuple[CollectiveProfile, ...]:
+    """All-reduces of a few sizes over each transport, in seconds rather than minutes: what a message costs beyond its
+    bytes decides how small buckets may be, and no datasheet states it. Nothing where links are emulated, or where the
+    devices' speeds are not stated, so that nothing can be predicted anyway.
+    """
+    if bench.cluster.paces_links or any(device.flops_per_s is None for device in bench.cluster.devices):
+        return ()
+    network = Network(bench=bench, control=control, hosts=(), timeout_s=timeout_s)
+    return measure_collectives(network, [ALL_REDUCE], QUICK_EFFORT)
+
+
+def measure_collectives(
+    network: Network, kinds: Sequence[str] = (), effort: ProbeEffort | None = None
+) -> tuple[CollectiveProfile, ...]:
     """Each collective over each transport of the job."""
     if network.control.size == 1:
         return ()
-    kinds = [ALL_REDUCE] if network.is_paced else list(COLLECTIVES)
-    effort = collective_effort(network.bench.graph.param_bytes)
+    kinds = kinds or ([ALL_REDUCE] if network.is_paced else list(COLLECTIVES))
+    effort = effort or collective_effort(network.bench.graph.param_bytes)
     found = []
     for transport in network.bench.transports:
         measured = network.on_group(

@@ -29,7 +29,7 @@ from autotune.space import Space, max_bucket_log2
 from autotune.what_if import Setting, edited
 from results.best import best_path, load_best
 from results.forecast import Forecast
-from results.profile import Profile, joint_fingerprint
+from results.profile import CollectiveProfile, Profile, joint_fingerprint
 from results.profile_file import load_profile, profile_path
 from results.record import WorkloadInfo
 from workloads.cluster import Cluster, load_cluster
@@ -130,11 +130,24 @@ def _predictor(
     return Predictor(simulator=Simulator(info, graph, costs), bounds=limits, cluster=setting.cluster)
 
 
-def bench_simulator(job: Job, bench: Bench) -> Simulator | None:
-    """A simulator for a job under way, where its devices were profiled before or their speeds are stated."""
+def bench_simulator(job: Job, bench: Bench, all_reduces: tuple[CollectiveProfile, ...] = ()) -> Simulator | None:
+    """A simulator for a job under way, where its devices were profiled before or their speeds are stated.
+
+    `all_reduces`: what this job has measured, for want of a profile.
+    """
     profiles = kept_profiles(job.results, bench.info, bench.cluster)
     if not profiles and any(device.flops_per_s is None for device in bench.cluster.devices):
         return None
+    if not profiles and all_reduces:
+        measured = Profile(
+            workload=bench.info.name,
+            cluster=bench.cluster.name,
+            cluster_fingerprint=bench.cluster.fingerprint(),
+            label=bench.cluster.label,
+            ranks=(),
+            collectives=all_reduces,
+        )
+        profiles = [measured]
     graph = with_held_bytes(bench.graph, bench.workload, job.seed)
     return Simulator(bench.info, graph, cost_model(graph, bench.cluster, profiles))
 

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 from autotune.bench import Bench, set_up
 from autotune.contest import fastest
 from autotune.job import Job
+from autotune.network_profile import measure_all_reduces
 from autotune.runtime.control import Control
 from autotune.runtime.crew import follow
 from autotune.runtime.trial import Effort
 from autotune.study import Watcher, as_record, now
 from autotune.tuners import DefaultDdp, GuidedSearch, HandTunedDdp, PlainOptuna, SearchOptions, Tuner
 from results.environment import describe_environment
+from results.profile import CollectiveProfile
 from results.race import DDP_TUNED_FP16, OURS, OURS_LOSSY, Entrant, Race, Tried
 from results.record import AGAIN, DDP_TUNED, TrialRecord
 from workloads.cluster import Cluster
@@ -64,20 +66,22 @@ class _Lane:
 def race(job: Job, cluster: Cluster, control: Control, watcher: Watcher) -> Race | None:
     """One workload on one mix; called by all ranks. The result is rank 0's."""
     bench = set_up(job, cluster, control)
+    all_reduces = measure_all_reduces(bench, control, timeout_s=job.timeout_s)
     if not control.is_leader:
         follow(control, bench.runner)
         return None
-    result = lead_race(job, bench, watcher)
+    result = lead_race(job, bench, watcher, all_reduces)
     bench.crew.dismiss()
     return result
 
 
-def lead_race(job: Job, bench: Bench, watcher: Watcher) -> Race:
+def lead_race(job: Job, bench: Bench, watcher: Watcher, all_reduces: tuple[CollectiveProfile, ...] = ()) -> Race:
     """Rank 0's part: everybody tunes, then the plans they chose are compared."""
     from autotune.predict import bench_simulator  # noqa: PLC0415 - compiled code that rank 0 alone needs
 
     lanes = [
-        _Lane(tuner=tuner) for tuner in entrants(bench, bench_simulator(job, bench), trials=job.trials, seed=job.seed)
+        _Lane(tuner=tuner)
+        for tuner in entrants(bench, bench_simulator(job, bench, all_reduces), trials=job.trials, seed=job.seed)
     ]
     effort = Effort(warmup=job.warmup, steps=job.steps or _STEPS, timeout_s=job.timeout_s, traced=False)
     watcher.start(1 + job.trials * (len(lanes) - 1), f"race: {bench.info.name} on {bench.cluster.name}")

@@ -12,6 +12,7 @@ from statistics import median
 from autotune.bench import Bench, set_up
 from autotune.contest import contenders, entries
 from autotune.job import Job
+from autotune.network_profile import measure_all_reduces
 from autotune.runtime.control import Control
 from autotune.runtime.crew import follow
 from autotune.runtime.trial import Effort
@@ -19,6 +20,7 @@ from autotune.study import Study, Watcher, now, open_study, record_trial, steps_
 from autotune.tuners import HAND_BUCKETS_BYTES, GuidedSearch, HandTunedDdp, SearchOptions, Tuner
 from results.best import save_best
 from results.compare import ratio, winner
+from results.profile import CollectiveProfile
 from results.record import DDP_DEFAULT, BestPlan, Comparison, Role
 from results.report import build_report
 from results.report_data import SweepReport
@@ -33,21 +35,22 @@ def sweep(job: Job, clusters: tuple[Cluster, ...], control: Control, watcher: Wa
     reports = []
     for cluster in clusters:
         bench = set_up(job, cluster, control)
+        all_reduces = measure_all_reduces(bench, control, timeout_s=job.timeout_s)
         if control.is_leader:
-            reports.append(sweep_one(job, bench, watcher))
+            reports.append(sweep_one(job, bench, watcher, all_reduces))
             bench.crew.dismiss()
         else:
             follow(control, bench.runner)
     return reports
 
 
-def sweep_one(job: Job, bench: Bench, watcher: Watcher) -> SweepReport:
+def sweep_one(job: Job, bench: Bench, watcher: Watcher, all_reduces: tuple[CollectiveProfile, ...] = ()) -> SweepReport:
     """One workload on one mix, step by step."""
     study = open_study(job, bench, watcher, num_baselines=1 + len(HAND_BUCKETS_BYTES))
 
     from autotune.predict import bench_simulator  # noqa: PLC0415 - compiled code that rank 0 alone needs
 
-    study.simulator = bench_simulator(job, bench)
+    study.simulator = bench_simulator(job, bench, all_reduces)
     if study.simulator is None:
         watcher.phase("these devices state no speed and have no profile: searching without predictions")
     try:
