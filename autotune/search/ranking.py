@@ -23,7 +23,7 @@ from autotune.space import Space
 from results.record import TrialRecord
 from workloads.plan import Plan
 
-_AS_GOOD = 0.01
+_AS_GOOD = 0.003
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
