@@ -190,6 +190,6 @@ def prediction(session: nox.Session) -> None:
 
 @nox.session
 def tuning_cost(session: nox.Session) -> None:
-    """Steps that ways of searching need, on recorded grids (needs root, ten minutes); `-- again`: of the kept grids."""
+    """Steps that ways of searching need, on recorded grids (needs root, 25 minutes); `-- again`: of the kept grids."""
     install(session)
     run(session, "python", "-m", "tests.benchmarks.tuning_cost", *session.posargs)

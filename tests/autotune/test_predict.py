@@ -104,7 +104,7 @@ def test_plan_beats_the_default_and_says_how(capsys, tmp_path):
     assert again["step_s"] == pytest.approx(found["forecast"]["step_s"])
 
 
-@pytest.mark.parametrize("method", ["descent", "random", "tpe"])
+@pytest.mark.parametrize("method", ["random", pytest.param("tpe", marks=pytest.mark.slow)])
 def test_descent_is_no_worse_than_optuna_on_the_same_predictions(method, capsys, tmp_path):
     ours = forecast(capsys, tmp_path, "plan", "--cluster", "mixed4")["forecast"]["step_s"]
     theirs = forecast(capsys, tmp_path, "plan", "--cluster", "mixed4", "--method", method)["forecast"]["step_s"]

@@ -3,7 +3,7 @@
 Every plan of a grid was measured once in the lab (`measure_plans.py … grid`): torch DDP's default, then each bucket size
 and transport with several splits. Each method then searches the same grid through the replay evaluator, five seeds each,
 and is charged five steps a trial (two of them unscored). It has arrived when a plan it has measured takes at most 1/0.95
-of the grid's best. `nox -s tuning_cost` measures the grids (needs root, about ten minutes), replays, and keeps both.
+of the grid's best. `nox -s tuning_cost` measures the grids (needs root, about 25 minutes), replays, and keeps both.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def with_optuna(sampler: Callable[[int], optuna.samplers.BaseSampler]) -> Method
             key = (
                 splits[trial.suggest_categorical("split", list(range(len(splits))))],
                 trial.suggest_categorical("transport", sorted({transport for _, transport, _ in plans if transport})),
-                trial.suggest_int("bucket_log2", *bucket_range(plans)),
+                trial.suggest_categorical("bucket_log2", bucket_sizes(plans)),
             )
             plan = plans.get(key)
             if plan is None:
@@ -106,9 +106,8 @@ def coordinates(plan: Plan) -> tuple[tuple[int, ...], str, int]:
     return plan.batch.samples, transport, plan.comm.bucket_bytes.bit_length() - 1
 
 
-def bucket_range(plans: dict[tuple[tuple[int, ...], str, int], Plan]) -> tuple[int, int]:
-    sizes = [bucket for _, transport, bucket in plans if transport]
-    return min(sizes), max(sizes)
+def bucket_sizes(plans: dict[tuple[tuple[int, ...], str, int], Plan]) -> list[int]:
+    return sorted({bucket for _, transport, bucket in plans if transport})
 
 
 def by_default_first(plans: list[Plan]) -> list[Plan]:

@@ -27,7 +27,8 @@ from workloads.split import even, proportional
 
 WARMUP, STEPS = 2, 5
 GRID_STEPS = 3
-GRID_TILTS = (-0.2, 0.0, 0.2)
+GRID_TILTS = (-0.5, 0.0, 0.5)
+GRID_BUCKET_STEP = 2
 
 
 def random_plans(bench: Bench, count: int, seed: int) -> list[Plan]:
@@ -54,14 +55,17 @@ def random_plans(bench: Bench, count: int, seed: int) -> list[Plan]:
 
 
 def grid_plans(bench: Bench) -> list[Plan]:
-    """Torch DDP's default; then every bucket and transport with several splits: even, by speed, and leaning each way."""
+    """Torch DDP's default; then buckets and transports with many splits: even, and every rank but the last with less than its
+    speed calls for, as much, or more.
+    """
     space = around_speeds(bench)
     total, limits = space.global_batch, space.limits
-    splits = {even(total, limits), proportional(space.reference, total, limits)}
-    for tilt, rank in product(GRID_TILTS, (0, len(space.reference) - 1)):
-        weights = [speed * (2**tilt if r == rank else 1) for r, speed in enumerate(space.reference)]
+    splits = {even(total, limits)}
+    for tilts in product(GRID_TILTS, repeat=len(space.reference) - 1):
+        weights = [speed * 2**tilt for speed, tilt in zip(space.reference, (*tilts, 0.0), strict=True)]
         splits.add(proportional(weights, total, limits))
-    knobs = product(sorted(splits), bench.transports, range(MIN_BUCKET_LOG2, space.max_bucket_log2 + 1))
+    buckets = range(MIN_BUCKET_LOG2, space.max_bucket_log2 + 1, GRID_BUCKET_STEP)
+    knobs = product(sorted(splits), bench.transports, buckets)
     plans = [
         Plan(
             batch=BatchPlan(samples=samples),
