@@ -184,7 +184,7 @@ def _wait_pop(heap, base, count, priority):
     return first
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _touch(touched, num_touched, is_touched, place):
     """Note that something may start at this place."""
     if not is_touched[place]:
@@ -194,7 +194,7 @@ def _touch(touched, num_touched, is_touched, place):
     return num_touched
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _hold(held, peak, peak_at, device, change, now):
     """A device holds so many bytes more, or fewer."""
     held[device] += change
