@@ -55,7 +55,7 @@ def run(folder: Path, num_ranks: int, text: str, *options: str, timeout_s: float
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_messages_keep_the_contract(num_ranks: int, tmp_path: Path) -> None:
     done = mpirun(num_ranks, str(MESSAGES), str(tmp_path), cwd=tmp_path)
     assert done.code == 0, done.err

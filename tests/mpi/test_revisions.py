@@ -69,6 +69,7 @@ def test_a_revision_against_itself_is_exit_0(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_revision_that_cannot_run_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = copy_of_the_packages(tmp_path / "broken")
