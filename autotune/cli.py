@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from autotune.job import Job, default_results, parse_options
+from autotune.question import METHODS, OBJECTIVES, Aim, Question
 from autotune.runtime.control import launched_rank
 from workloads.cluster import cluster_names
 from workloads.errors import AutotuneError
@@ -219,11 +220,9 @@ def _add_simulate(commands: Any) -> None:
 def _add_plan(commands: Any) -> None:
     parser = _common(commands, "plan", "the best plan for a mix on predictions alone (no MPI needed)")
     _prediction_options(parser)
-    parser.add_argument("--objective", default="time", choices=("time", "cost", "energy"))
+    parser.add_argument("--objective", default="time", choices=OBJECTIVES)
     parser.add_argument("--min-throughput", type=float, default=0.0, metavar="X", help="samples per second at least")
-    parser.add_argument(
-        "--method", default="descent", choices=("descent", "tpe", "random"), help="Optuna's TPE and random are controls"
-    )
+    parser.add_argument("--method", default="descent", choices=METHODS, help="Optuna's TPE and random are controls")
     parser.add_argument("--allow-lossy", action="store_true", help="let the search round gradients to fp16 or bf16")
     parser.add_argument("--transports", default="gloo,mpi", metavar="LIST", help="transports to choose from")
     parser.add_argument("--export", type=Path, metavar="FILE", help="write the plan to a file, for train --plan FILE")
@@ -338,18 +337,17 @@ def _run_profile(options: argparse.Namespace, arguments: list[str]) -> int:
     return run_profile(job, options.ranks, arguments, as_json=options.json, quiet=options.quiet)
 
 
+def _question(options: argparse.Namespace, job: Job, plan: str | None = None) -> Question:
+    return Question(
+        job=job, num_ranks=options.ranks, profiles=tuple(options.profile), what_if=tuple(options.what_if), plan=plan
+    )
+
+
 def _run_simulate(options: argparse.Namespace, arguments: list[str]) -> int:
     from autotune.prediction_commands import simulate  # noqa: PLC0415
 
-    return simulate(
-        _job(options, arguments),
-        num_ranks=options.ranks,
-        profiles=tuple(options.profile),
-        what_if=tuple(options.what_if),
-        plan=options.plan,
-        trace=options.trace,
-        as_json=options.json,
-    )
+    question = _question(options, _job(options, arguments), options.plan)
+    return simulate(question, trace=options.trace, as_json=options.json)
 
 
 def _run_plan(options: argparse.Namespace, arguments: list[str]) -> int:
@@ -358,17 +356,8 @@ def _run_plan(options: argparse.Namespace, arguments: list[str]) -> int:
     job = dataclasses.replace(
         _job(options, arguments), allow_lossy=options.allow_lossy, transports=_names(options.transports)
     )
-    return plan(
-        job,
-        num_ranks=options.ranks,
-        profiles=tuple(options.profile),
-        what_if=tuple(options.what_if),
-        objective=options.objective,
-        min_throughput=options.min_throughput,
-        method=options.method,
-        export=options.export,
-        as_json=options.json,
-    )
+    aim = Aim(objective=options.objective, min_throughput=options.min_throughput, method=options.method)
+    return plan(_question(options, job), aim, export=options.export, as_json=options.json)
 
 
 def _run_doctor(options: argparse.Namespace, _arguments: list[str]) -> int:

@@ -22,6 +22,7 @@ from autotune.bench import (
     workload_info,
 )
 from autotune.job import Job, read_plan_file
+from autotune.question import Aim, Question
 from autotune.search.descent import descend
 from autotune.simulate.cost_model import cost_model
 from autotune.simulate.simulator import Simulator
@@ -33,32 +34,12 @@ from results.profile import CollectiveProfile, Profile, joint_fingerprint
 from results.profile_file import load_profile, profile_path
 from results.record import WorkloadInfo
 from workloads.cluster import Cluster, load_cluster
-from workloads.errors import InfeasiblePlanError, SpecError, unknown_name
+from workloads.errors import InfeasiblePlanError, SpecError
 from workloads.graph import OpGraph
 from workloads.plan import CODECS, LOSSLESS_CODECS, BatchPlan, Plan, default_plan
 from workloads.registry import load_workload
 from workloads.split import Bounds, RankCost, balanced, even
 from workloads.workload import Workload
-
-OBJECTIVES = ("time", "cost", "energy")
-METHODS = ("descent", "tpe", "random")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """What the user wants to know."""
-
-    job: Job
-    num_ranks: int | None = None
-    """Of a mix that takes any number; None: as many as it has devices."""
-    profiles: tuple[Path, ...] = ()
-    what_if: tuple[str, ...] = ()
-    plan: str | None = None
-    """A file, "best", "default"; None: the kept best if there is one, else the default."""
-
-    @property
-    def plan_file(self) -> str | None:
-        return self.plan if self.plan not in (None, "best", "default") else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,16 +174,6 @@ def _fitted(plan: Plan, predictor: Predictor) -> Plan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Aim:
-    """What `autotune plan` looks for."""
-
-    objective: str = "time"
-    min_throughput: float = 0.0
-    method: str = "descent"
-    evaluations: int = 5_000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Planned:
     """The best plan found on predictions alone."""
 
@@ -215,10 +186,6 @@ class Planned:
 
 def plan(question: Question, predictor: Predictor, aim: Aim) -> Planned:
     """The best plan, and torch DDP's default beside it."""
-    if aim.objective not in OBJECTIVES:
-        raise unknown_name("objective", aim.objective, OBJECTIVES)
-    if aim.method not in METHODS:
-        raise unknown_name("method", aim.method, METHODS)
     simulator, job = predictor.simulator, question.job
     space = predictor.space(job.transports, allow_lossy=job.allow_lossy)
     judged = _search(aim, space, predictor, make_judge(simulator, aim), seed=job.seed)

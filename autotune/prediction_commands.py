@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from autotune.commands import console, write
-from autotune.job import Job
-from autotune.predict import Aim, Question, make_predictors
+from autotune.predict import make_predictors
 from autotune.predict import plan as find_plan
 from autotune.predict import simulate as predict
+from autotune.question import Aim, Question
 from autotune.study import now
 from profilers.perfetto import write_trace
 from results.record import BestPlan
@@ -17,18 +17,8 @@ from workloads.errors import SpecError
 from workloads.serial import to_data
 
 
-def simulate(  # noqa: PLR0913 - one for each option
-    job: Job,
-    *,
-    num_ranks: int | None,
-    profiles: tuple[Path, ...],
-    what_if: tuple[str, ...],
-    plan: str | None,
-    trace: Path | None,
-    as_json: bool,
-) -> int:
+def simulate(question: Question, *, trace: Path | None, as_json: bool) -> int:
     """The prediction for one plan; of edits, before and after."""
-    question = Question(job=job, num_ranks=num_ranks, profiles=profiles, what_if=what_if, plan=plan)
     predictors = make_predictors(question)
     forecasts = predict(question, predictors)
     if trace is not None:
@@ -42,22 +32,10 @@ def simulate(  # noqa: PLR0913 - one for each option
     return 0
 
 
-def plan(  # noqa: PLR0913 - one for each option
-    job: Job,
-    *,
-    num_ranks: int | None,
-    profiles: tuple[Path, ...],
-    what_if: tuple[str, ...],
-    objective: str,
-    min_throughput: float,
-    method: str,
-    export: Path | None,
-    as_json: bool,
-) -> int:
+def plan(question: Question, aim: Aim, *, export: Path | None, as_json: bool) -> int:
     """The best plan on predictions alone."""
-    question = Question(job=job, num_ranks=num_ranks, profiles=profiles, what_if=what_if)
     predictor = make_predictors(question)[-1]
-    found = find_plan(question, predictor, Aim(objective=objective, min_throughput=min_throughput, method=method))
+    found = find_plan(question, predictor, aim)
     if export is not None:
         best = BestPlan(
             workload=found.forecast.workload,

@@ -8,9 +8,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
-from profilers.fit import Point, fit_line
+from profilers.fit import Line, Point, fit_line
 from profilers.links import algbw, busbw
 
 
@@ -36,6 +36,12 @@ class Fit:
     worst_error: float | None = None
     """Largest |fitted − measured| / measured over the points; None where there are no points."""
 
+    @staticmethod
+    def origin(points: Sequence[Point], line: Line) -> dict[str, Any]:
+        """What every line through measured points says of itself."""
+        known = [x for x, _ in points]
+        return {"source": Source.MEASURED, "low": min(known), "high": max(known), "worst_error": line.worst_error}
+
     def covers(self, x: float) -> bool:
         """Whether x lies in the range that was measured: outside, the line is an extrapolation."""
         return self.low <= x <= self.high
@@ -57,10 +63,7 @@ class WorkFit(Fit):
             fixed_s=line.fixed,
             per_sample_s=line.slope,
             points=tuple(points),
-            source=Source.MEASURED,
-            low=min(x for x, _ in points),
-            high=max(x for x, _ in points),
-            worst_error=line.worst_error,
+            **cls.origin(points, line),
         )
 
     def seconds(self, num_samples: float) -> float:
@@ -83,10 +86,7 @@ class MemoryFit(Fit):
             fixed_bytes=line.fixed,
             bytes_per_sample=line.slope,
             points=tuple(points),
-            source=Source.MEASURED,
-            low=min(x for x, _ in points),
-            high=max(x for x, _ in points),
-            worst_error=line.worst_error,
+            **cls.origin(points, line),
         )
 
     def peak_bytes(self, num_samples: float) -> float:
@@ -112,10 +112,7 @@ class TransferFit(Fit):
         return cls(
             latency_s=line.fixed,
             bytes_per_s=1 / line.slope if line.slope > 0 else None,
-            source=Source.MEASURED,
-            low=min(num_bytes for num_bytes, _ in points),
-            high=max(num_bytes for num_bytes, _ in points),
-            worst_error=line.worst_error,
+            **cls.origin(points, line),
         )
 
     def seconds(self, num_bytes: float) -> float:

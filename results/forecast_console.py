@@ -35,7 +35,7 @@ def show_planned(console: Console, best: Forecast, default: Forecast, how: str) 
     ratio = default.step_s / best.step_s
     text = (
         f"{format_times(ratio)} torch DDP with its defaults, {format_ms(default.step_s)} ms ({LABEL}); {how}. "
-        "Measure it: mpirun -n N autotune sweep"
+        f"Measure it: mpirun -n {len(best.ranks)} autotune sweep --workload {best.workload} --cluster {best.cluster}"
     )
     console.print(Text(text), soft_wrap=True)
 
@@ -49,7 +49,7 @@ def _show(console: Console, forecast: Forecast) -> None:
         show_breakdown(console, f"Where a step goes ({LABEL})", forecast.breakdown, costs, step="simulated")
     console.print(_origin_table(forecast))
     for doubt in forecast.doubts:
-        console.print(Text(f"beyond what was measured: {doubt}", style="yellow"), soft_wrap=True)
+        console.print(Text(f"not measured: {doubt}", style="yellow"), soft_wrap=True)
 
 
 def _headline(forecast: Forecast) -> list[str]:

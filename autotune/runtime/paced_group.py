@@ -17,11 +17,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions, Work
+from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
 from autotune.runtime.link_clock import LinkClocks
 from autotune.runtime.traced_group import Delivery
+from autotune.runtime.wrapped_group import WrappedGroup
 from autotune.simulate.collectives import all_reduce_latency_s, hop_latency_s, hop_loads, ring_loads
 from workloads.cluster import Cluster
 
@@ -71,13 +72,12 @@ class MessageWork(Work):
         return True
 
 
-class PacedGroup(dist.ProcessGroup):
+class PacedGroup(WrappedGroup):
     """`inner`, as slow as the links of `cluster`. `epoch` tells the groups of one job apart."""
 
     def __init__(self, inner: dist.ProcessGroup, cluster: Cluster, clocks: LinkClocks, *, epoch: int) -> None:
-        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
+        super().__init__(inner)
         self._deliveries: list[Delivery] = []
-        self._inner: dist.ProcessGroup | None = inner
         self._cluster = cluster
         self._host_of_rank = cluster.host_of_rank
         self._latency_s = all_reduce_latency_s("ring", cluster)
@@ -114,18 +114,6 @@ class PacedGroup(dist.ProcessGroup):
         arrival_s = torch.zeros((), dtype=torch.float64)
         told = self._inner.recv([arrival_s], srcRank, tag + _ARRIVAL_TAG)
         return MessageWork([told, self._inner.recv(tensors, srcRank, tag)], arrival_s)
-
-    def broadcast(self, tensors: Any, opts: Any) -> Any:  # type: ignore[override]
-        assert self._inner is not None
-        return self._inner.broadcast(tensors, opts)
-
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        assert self._inner is not None
-        return self._inner.allgather(outputs, inputs, opts if opts is not None else AllgatherOptions())
-
-    def barrier(self, opts: Any = None) -> Any:
-        assert self._inner is not None
-        return self._inner.barrier(opts if opts is not None else dist.BarrierOptions())
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return "paced"

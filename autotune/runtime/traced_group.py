@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllgatherOptions
+
+from autotune.runtime.wrapped_group import WrappedGroup
 
 _NOTE_S, _POLL_S = 1.0, 0.0002
 
@@ -29,14 +30,13 @@ class Delivery:
     """Emulated links: how much later the real collective was done."""
 
 
-class TracedGroup(dist.ProcessGroup):
+class TracedGroup(WrappedGroup):
     """`inner`, with a record of the collectives that were posted while `recording`."""
 
     def __init__(self, inner: dist.ProcessGroup) -> None:
-        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
+        super().__init__(inner)
         self.recording = False
         self._deliveries: list[Delivery] = []
-        self._inner: dist.ProcessGroup | None = inner
         self._under_way = 0
         self._lock = threading.Lock()
 
@@ -60,18 +60,6 @@ class TracedGroup(dist.ProcessGroup):
         with self._lock:
             taken, self._deliveries = self._deliveries, []
         return sorted(taken, key=lambda delivery: delivery.posted_s)
-
-    def broadcast(self, tensors: Any, opts: Any) -> Any:  # type: ignore[override]
-        assert self._inner is not None
-        return self._inner.broadcast(tensors, opts)
-
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        assert self._inner is not None
-        return self._inner.allgather(outputs, inputs, opts if opts is not None else AllgatherOptions())
-
-    def barrier(self, opts: Any = None) -> Any:
-        assert self._inner is not None
-        return self._inner.barrier(opts if opts is not None else dist.BarrierOptions())
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return "traced"

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 
 from workloads.cluster import Cluster, Link
 
-COLLECTIVES = ("ring", "tree", "shards")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:

@@ -183,6 +183,9 @@ def _transports(
                 notes.append(f"{what}: measured on {measured.num_ranks} ranks, predicted for {len(cluster.devices)}")
     if not found:
         origins.append(Origin(what="all-reduce", source=f"{DATASHEET}: bytes over links, no software"))
+        notes.append(
+            "what a message costs beyond its bytes: small buckets look better than they are; `autotune profile` measures it"
+        )
     return found, origins, tuple(notes)
 
 

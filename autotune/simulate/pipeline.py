@@ -19,7 +19,7 @@ from autotune.simulate.data_parallel import BACKWARD, DATA, FORWARD, UPDATE, Lab
 from autotune.simulate.engine import Floats, Tasks
 from autotune.simulate.labelled import LabelledTasks
 from autotune.simulate.tasks import MemoryChange
-from workloads.cluster import Cluster
+from autotune.simulate.units import as_links
 from workloads.errors import SpecError
 from workloads.graph import OpGraph
 from workloads.plan import PipelinePlan, Plan
@@ -200,14 +200,4 @@ class _Expansion:
         return ring_loads([self._cluster.host_of_rank[rank] for rank in ranks], num_bytes)
 
     def _links(self, loads: Sequence[Load]) -> list[tuple[int, float]]:
-        return _as_links(self._cluster, loads)
-
-
-def _as_links(cluster: Cluster, loads: Sequence[Load]) -> list[tuple[int, float]]:
-    return [
-        (link, part)
-        for load in loads
-        if cluster.hosts[load.host].link is not None
-        for link, part in ((2 * load.host, load.up_bytes), (2 * load.host + 1, load.down_bytes))
-        if part > 0
-    ]
+        return as_links(self._cluster, loads)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
-from autotune.simulate.collectives import all_reduce_latency_s, all_reduce_loads
+from autotune.simulate.collectives import Load, all_reduce_latency_s, all_reduce_loads
 from autotune.simulate.costs import NO_OVERHEAD, Costs
 from autotune.simulate.data_parallel import Units
 from autotune.simulate.engine import Floats, Ints
@@ -68,15 +70,18 @@ def link_loads(cluster: Cluster, collective: str) -> tuple[Ints, Floats]:
     """What one byte of an all-reduce puts on each link: host h has links 2h (up) and 2h + 1 (down)."""
     if len(cluster.devices) < 2 or len(cluster.hosts) < 2:
         return np.zeros(0, np.int64), np.zeros(0)
-    links, per_byte = [], []
-    for load in all_reduce_loads(collective, cluster, 1.0):
-        if cluster.hosts[load.host].link is None:
-            continue
-        for link, num_bytes in ((2 * load.host, load.up_bytes), (2 * load.host + 1, load.down_bytes)):
-            if num_bytes > 0:
-                links.append(link)
-                per_byte.append(num_bytes)
-    return np.array(links, np.int64), np.array(per_byte, np.float64)
+    loads = as_links(cluster, all_reduce_loads(collective, cluster, 1.0))
+    return np.array([link for link, _ in loads], np.int64), np.array([part for _, part in loads], np.float64)
+
+
+def as_links(cluster: Cluster, loads: Iterable[Load]) -> list[tuple[int, float]]:
+    """(link, bytes) of what is put on hosts; a host without a link costs nothing."""
+    total: dict[int, float] = {}
+    for load in loads:
+        if cluster.hosts[load.host].link is not None:
+            for link, part in ((2 * load.host, load.up_bytes), (2 * load.host + 1, load.down_bytes)):
+                total[link] = total.get(link, 0.0) + part
+    return [(link, part) for link, part in total.items() if part > 0]
 
 
 def link_speeds(cluster: Cluster) -> Floats:

@@ -1,0 +1,28 @@
+"""A process group around another: what it does not change it passes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
+
+
+class WrappedGroup(dist.ProcessGroup):
+    """`inner`, until a subclass lets go of it: as long as anything holds a group, peers do not learn that a rank has left."""
+
+    def __init__(self, inner: dist.ProcessGroup) -> None:
+        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
+        self._inner: dist.ProcessGroup | None = inner
+
+    def broadcast(self, tensors: Any, opts: Any) -> Any:  # type: ignore[override]
+        assert self._inner is not None
+        return self._inner.broadcast(tensors, opts)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        assert self._inner is not None
+        return self._inner.allgather(outputs, inputs, opts if opts is not None else AllgatherOptions())
+
+    def barrier(self, opts: Any = None) -> Any:
+        assert self._inner is not None
+        return self._inner.barrier(opts if opts is not None else dist.BarrierOptions())
