@@ -339,3 +339,15 @@ def test_a_stage_beyond_the_model_is_refused(graph):
     plan = Plan(batch=BatchPlan(samples=(32, 32, 32, 32)), pipeline=pipeline)
     with pytest.raises(SpecError, match="400"):
         simulator_of(graph, MIXED4, []).forecast(plan)
+
+
+def test_the_measured_step_sets_the_sum_of_the_ops(graph):
+    """Ops measured with probes add up to half of what the step takes without: each is given twice its time."""
+    import dataclasses
+
+    stated, slower = make_profile(graph, MIXED4), make_profile(graph, MIXED4, slower=2.0)
+    ranks = tuple(
+        dataclasses.replace(rank, ops=probed.ops) for rank, probed in zip(slower.ranks, stated.ranks, strict=True)
+    )
+    mended = simulator_of(graph, MIXED4, [dataclasses.replace(slower, ranks=ranks)])
+    assert mended.step_s(PLAN) == pytest.approx(simulator_of(graph, MIXED4, [slower]).step_s(PLAN), rel=0.01)

@@ -166,3 +166,15 @@ def test_trials_of_one_plan_tell_the_noise():
     assert between_trials([record_of(0, plan, 1.0), record_of(1, plan, 1.1)]) == pytest.approx(
         math.log(1.1) / math.sqrt(2)
     )
+
+
+def test_trials_that_disagree_leave_doubt(simulator):
+    """Steps of one trial may be steady and the next trial elsewhere: what two trials differ by counts as noise."""
+    ranking, plan = Ranking(simulator, SPACE), knob_plans(SPACE, (7, 4, 3, 2))[0]
+    doubts = []
+    for second in (1.0, 1.25):
+        records = [
+            record_of(number, plan, share * simulator.step_s(plan)) for number, share in enumerate((1.0, second))
+        ]
+        doubts.append(ranking._residual(records).expect([ranking._features(plan)])[1][0])
+    assert doubts[0] < 0.01 < 0.05 < doubts[1]
