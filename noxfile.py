@@ -193,3 +193,45 @@ def tuning_cost(session: nox.Session) -> None:
     """Steps that ways of searching need, on recorded grids (needs root, 25 minutes); `-- again`: of the kept grids."""
     install(session)
     run(session, "python", "-m", "tests.benchmarks.tuning_cost", *session.posargs)
+
+
+@nox.session
+def equality(session: nox.Session) -> None:
+    """Is scheduled training plain training? Parameters after 100 steps, on 2 and 4 ranks (about ten minutes)."""
+    install(session)
+    run(session, "python", "-m", "tests.benchmarks.equality", "results/published/equality")
+
+
+@nox.session
+def engine_overhead(session: nox.Session) -> None:
+    """What the schedule costs where it cannot help: against the plain path and torch DDP, unpaced (about five minutes)."""
+    install(session)
+    kept = Path("results") / "published" / "engine-overhead" / "this-machine.json"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    program = "tests/benchmarks/programs/engine_overhead.py"
+    flags = ["--bind-to", "none", "--allow-run-as-root", "-n", "2"]
+    run(session, "mpirun", *flags, str(ENVIRONMENT.absolute() / "bin" / "python"), program, "--json", str(kept))
+    kept = kept.with_name("part.json")
+    run(session, "pytest", "tests/benchmarks/test_engine.py", "--benchmark-only", f"--benchmark-json={kept}")
+
+
+@nox.session
+def uneven_links(session: nox.Session) -> None:
+    """An all-reduce of 50 MB by gloo's ring and by shards, in a lab with one slow host (needs root, two minutes)."""
+    install(session)
+    kept = Path("results") / "published" / "uneven-links" / "slow-link4.json"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    python, program = str(ENVIRONMENT.absolute() / "bin" / "python"), "tests/benchmarks/programs/uneven_links.py"
+    run(session, "autotune", "lab", "up", "--name", "uneven", "--cluster", "slow-link4")
+    try:
+        command = [python, program, "--json", str(kept.absolute()), *session.posargs]
+        run(session, "autotune", "lab", "run", "--name", "uneven", "--", *command)
+    finally:
+        run(session, "autotune", "lab", "down", "--name", "uneven")
+
+
+@nox.session
+def schedule_gain(session: nox.Session) -> None:
+    """What scheduling and factors are worth as links get slower (needs root, 15 minutes); `-- again`: of the kept runs."""
+    install(session)
+    run(session, "python", "-m", "tests.benchmarks.schedule_gain", *session.posargs)

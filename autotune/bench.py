@@ -25,15 +25,16 @@ from autotune.runtime.replay import Replay, lab_surroundings
 from autotune.runtime.tracing import ClockOffset
 from autotune.runtime.trainer import Seat
 from autotune.runtime.trial import RankRunner
+from autotune.simulate.factors import factor_chooser
 from autotune.simulate.limit import stated_sample_s, step_limit
-from autotune.space import Space, max_bucket_log2
+from autotune.space import Space, max_bucket_log2, ways_to_send
 from results.environment import available_cores, processor_name
 from results.record import Limit, WorkloadInfo
 from workloads.capture import capture
 from workloads.cluster import Cluster
 from workloads.errors import AutotuneError, SpecError
 from workloads.graph import OpGraph
-from workloads.plan import CODECS, LOSSLESS_CODECS
+from workloads.plan import LOSSLESS_CODECS, ONE_ROUND_CODECS
 from workloads.registry import load_workload
 from workloads.serial import digest
 from workloads.split import Bounds, bounds
@@ -90,8 +91,10 @@ class Bench:
             limits=self.limits,
             reference=reference,
             transports=self.transports,
-            codecs=CODECS if allow_lossy else LOSSLESS_CODECS,
+            codecs=ONE_ROUND_CODECS if allow_lossy else LOSSLESS_CODECS,
             max_bucket_log2=max_bucket_log2(self.info.param_bytes),
+            factors_for=factor_chooser(self.graph, self.cluster),
+            **ways_to_send(len(self.cluster.devices), self.transports),
         )
 
 

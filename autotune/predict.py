@@ -25,8 +25,9 @@ from autotune.job import Job, read_plan_file
 from autotune.question import Aim, Question
 from autotune.search.descent import descend
 from autotune.simulate.cost_model import cost_model
+from autotune.simulate.factors import factor_chooser
 from autotune.simulate.simulator import Simulator
-from autotune.space import Space, max_bucket_log2
+from autotune.space import Space, max_bucket_log2, ways_to_send
 from autotune.what_if import Setting, edited
 from results.best import best_path, load_best
 from results.forecast import Forecast
@@ -36,7 +37,7 @@ from results.record import WorkloadInfo
 from workloads.cluster import Cluster, load_cluster
 from workloads.errors import InfeasiblePlanError, SpecError
 from workloads.graph import OpGraph
-from workloads.plan import CODECS, LOSSLESS_CODECS, BatchPlan, Plan, default_plan
+from workloads.plan import LOSSLESS_CODECS, ONE_ROUND_CODECS, BatchPlan, Plan, default_plan
 from workloads.registry import load_workload
 from workloads.split import Bounds, RankCost, balanced, even
 from workloads.workload import Workload
@@ -61,8 +62,10 @@ class Predictor:
             limits=self.bounds,
             reference=(1.0,) * len(self.cluster.devices),
             transports=tuple(known or transports[:1]),
-            codecs=CODECS if allow_lossy else LOSSLESS_CODECS,
+            codecs=ONE_ROUND_CODECS if allow_lossy else LOSSLESS_CODECS,
             max_bucket_log2=max_bucket_log2(self.simulator.info.param_bytes),
+            factors_for=factor_chooser(self.simulator.graph, self.cluster),
+            **ways_to_send(len(self.cluster.devices), known or transports),
         )
 
     def balanced_split(self) -> tuple[int, ...]:

@@ -8,16 +8,19 @@ hold by construction), tilt 0 is the proportional split, and random points are s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from results.record import Role
-from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
+from workloads.plan import MESSAGE_CODECS, ONE_ROUND_CODECS, BatchPlan, CommPlan, CompressionPlan, Plan
 from workloads.serial import to_data
 from workloads.split import Bounds, proportional
 
 MAX_TILT = 0.5
+CREDITS = ("4 parts", "1 parts", "2 parts", "8 parts", "16 parts")
+"""Of a schedule: what may be under way, in partitions."""
 MIN_BUCKET_LOG2 = 16
 
 
@@ -55,6 +58,11 @@ class Space:
     transports: tuple[str, ...]
     codecs: tuple[str, ...]
     max_bucket_log2: int
+    reducers: tuple[str, ...] = ("bucketed",)
+    """"bucketed", "scheduled" with a barrier, or "crossing": scheduled, and the next step begins before all has arrived."""
+    collectives: tuple[str, ...] = ("ring",)
+    factors_for: Callable[[tuple[int, ...]], tuple[str, ...]] | None = field(default=None, compare=False)
+    """The layers that may send factors under a split, if any do."""
 
     def knobs(self) -> list[Knob]:
         tilts = [Knob(name=f"tilt.{rank}", low=-MAX_TILT, high=MAX_TILT) for rank in range(len(self.reference))]
@@ -63,16 +71,54 @@ class Space:
             Knob(name="bucket_log2", low=MIN_BUCKET_LOG2, high=self.max_bucket_log2, whole=True),
             Knob(name="codec", choices=self.codecs),
             Knob(name="transport", choices=self.transports),
+            *(Knob(name=name, choices=choices) for name, choices in self._optional() if len(choices) > 1),
+        ]
+
+    def _optional(self) -> list[tuple[str, tuple[str, ...]]]:
+        scheduled = self.reducers != ("bucketed",)
+        return [
+            ("reducer", self.reducers),
+            ("credit", CREDITS if scheduled else CREDITS[:1]),
+            ("collective", self.collectives),
+            ("factors", ("no", "yes") if scheduled and self.factors_for is not None else ("no",)),
         ]
 
     def plan(self, params: Mapping[str, Any]) -> Plan:
-        """The plan at a point of the space."""
+        """The plan at a point of the space. What two knobs forbid each other is put right: the transport and the reducer
+        that a codec, a collective or factors need.
+        """
         weights = [speed * 2 ** params.get(f"tilt.{rank}", 0.0) for rank, speed in enumerate(self.reference)]
-        return Plan(
-            batch=BatchPlan(samples=proportional(weights, self.global_batch, self.limits)),
-            comm=CommPlan(transport=params["transport"], bucket_bytes=2 ** int(params["bucket_log2"])),
-            compression=CompressionPlan(codec=params["codec"]),
+        chosen = Knobs(
+            bucket_log2=int(params["bucket_log2"]),
+            codec=params["codec"],
+            transport=params["transport"],
+            **{name: params.get(name, choices[0]) for name, choices in self._optional()},
         )
+        return self.with_knobs(proportional(weights, self.global_batch, self.limits), chosen)
+
+    def with_knobs(self, samples: tuple[int, ...], knobs: Knobs) -> Plan:
+        """The plan with this split and these knobs."""
+        comm = _comm(knobs)
+        factors: tuple[str, ...] = ()
+        if comm.reducer == "scheduled" and knobs.factors == "yes" and self.factors_for is not None:
+            factors = self.factors_for(samples)
+        codec = knobs.codec if comm.reducer == "scheduled" or knobs.codec in ONE_ROUND_CODECS else "fp16"
+        if comm.collective != "ring" or factors or codec in MESSAGE_CODECS:
+            comm = replace(comm, transport="gloo")
+        return Plan(
+            batch=BatchPlan(samples=samples),
+            comm=comm,
+            compression=CompressionPlan(codec=codec, factors=factors),
+        )
+
+    def all_knobs(self) -> list[Knobs]:
+        """Every choice of the knobs that are not the split, with a middling credit."""
+        optional = dict(self._optional()) | {"credit": CREDITS[:1]}
+        return [
+            Knobs(bucket_log2=bucket_log2, codec=codec, transport=transport, **dict(zip(optional, chosen, strict=True)))
+            for bucket_log2 in range(MIN_BUCKET_LOG2, self.max_bucket_log2 + 1)
+            for transport, codec, *chosen in product(self.transports, self.codecs, *optional.values())
+        ]
 
     def tilts(self, samples: Sequence[int]) -> dict[str, float]:
         """The coordinates of a split: exactly that split wherever the tilts reach it, else the nearest they do."""
@@ -85,16 +131,64 @@ class Space:
 
     def point(self, plan: Plan) -> dict[str, Any]:
         """The coordinates of a plan."""
+        comm = plan.comm
+        size = comm.partition_bytes if comm.reducer == "scheduled" else comm.bucket_bytes
+        optional = {
+            "reducer": "crossing" if comm.reducer == "scheduled" and comm.crosses_steps else comm.reducer,
+            "credit": f"{max(comm.credit_bytes // comm.partition_bytes, 1)} parts"
+            if comm.reducer == "scheduled"
+            else CREDITS[0],
+            "collective": comm.collective,
+            "factors": "yes" if plan.compression.factors else "no",
+        }
+        offered = {name for name, choices in self._optional() if len(choices) > 1}
         return self.tilts(plan.batch.samples) | {
-            "bucket_log2": plan.comm.bucket_bytes.bit_length() - 1,
+            "bucket_log2": size.bit_length() - 1,
             "codec": plan.compression.codec,
-            "transport": plan.comm.transport,
+            "transport": comm.transport,
+            **{name: value for name, value in optional.items() if name in offered},
         }
 
     def describe(self) -> dict[str, Any]:
         """What makes two spaces the same; the reference is measured and does not count."""
-        described = {key: value for key, value in to_data(self).items() if key != "reference"}
-        return described | {"max_tilt": MAX_TILT}
+        described: dict[str, Any] = to_data(replace(self, factors_for=None))
+        for name in ("reference", "factors_for"):
+            del described[name]
+        return described | {"max_tilt": MAX_TILT, "sends_factors": self.factors_for is not None}
+
+
+def ways_to_send(num_ranks: int, transports: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The reducers and collectives that a job of this size can choose from. Schedules run on processors only, so far."""
+    if num_ranks < 2 or "gloo" not in transports:
+        return {"reducers": ("bucketed",), "collectives": ("ring",)}
+    return {"reducers": ("bucketed", "crossing", "scheduled"), "collectives": ("ring", "shards")}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Knobs:
+    """A choice of everything but the split."""
+
+    bucket_log2: int
+    codec: str
+    transport: str
+    reducer: str = "bucketed"
+    credit: str = "4 parts"
+    collective: str = "ring"
+    factors: str = "no"
+
+
+def _comm(knobs: Knobs) -> CommPlan:
+    if knobs.reducer == "bucketed":
+        return CommPlan(transport=knobs.transport, bucket_bytes=2**knobs.bucket_log2, collective=knobs.collective)
+    partition_bytes = 2**knobs.bucket_log2
+    return CommPlan(
+        reducer="scheduled",
+        transport=knobs.transport,
+        collective=knobs.collective,
+        partition_bytes=partition_bytes,
+        credit_bytes=int(knobs.credit.split()[0]) * partition_bytes,
+        crosses_steps=knobs.reducer == "crossing",
+    )
 
 
 def max_bucket_log2(param_bytes: int) -> int:

@@ -6,10 +6,10 @@ Sizes are given in the order in which gradients appear: the last parameter's fir
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from itertools import accumulate
 
-from workloads.plan import DDP_BUCKET_BYTES, MIB, CommPlan
+from workloads.plan import DDP_BUCKET_BYTES, MIB
 
 
 def bucket_indices(bucket_bytes: int, sizes: Sequence[int], kinds: Sequence[Hashable] | None = None) -> list[list[int]]:
@@ -30,6 +30,8 @@ def bucket_indices(bucket_bytes: int, sizes: Sequence[int], kinds: Sequence[Hash
 
 def _ends_of_runs(kinds: Sequence[Hashable] | None, count: int) -> list[int]:
     """Where the kind changes, and the end."""
+    if count == 0:
+        return []
     return [i for i in range(1, count) if kinds[i] != kinds[i - 1]] + [count] if kinds is not None else [count]
 
 
@@ -49,23 +51,30 @@ def ddp_bucket_indices(bucket_bytes: int, sizes: Sequence[int]) -> list[list[int
     return buckets
 
 
-def partitions(comm: CommPlan, sizes: Sequence[int]) -> Iterator[tuple[list[int], int]]:
-    """What reducer "scheduled" sends, as (gradients it is of, bytes): small neighbours are fused up to a partition, what
-    is larger is cut into partitions of equal size.
+def unit_indices(
+    partition_bytes: int,
+    sizes: Sequence[int],
+    *,
+    kinds: Sequence[Hashable] | None = None,
+    layers: Sequence[Hashable | None] | None = None,
+) -> list[list[int]]:
+    """The gradients of each unit of reducer "scheduled": small neighbours are fused up to a partition; what is larger stands
+    alone, and is cut. `layers`: gradients of one such layer make a unit of their own, None where there is none.
     """
-    fused: list[int] = []
-    filled = 0
-    for index, size in enumerate(sizes):
-        if fused and filled + size > comm.partition_bytes:
-            yield from _cut(fused, filled, comm.partition_bytes)
-            fused, filled = [], 0
-        fused.append(index)
-        filled += size
-    if fused:
-        yield from _cut(fused, filled, comm.partition_bytes)
+    keys = layers if layers is not None else [None] * len(sizes)
+    units: list[list[int]] = []
+    start = 0
+    for end in _ends_of_runs(keys, len(sizes)):
+        if keys[start] is not None:
+            units.append(list(range(start, end)))
+        else:
+            some = kinds[start:end] if kinds is not None else None
+            fused = bucket_indices(partition_bytes, sizes[start:end], some)
+            units += [[start + index for index in unit] for unit in fused]
+        start = end
+    return units
 
 
-def _cut(gradients: list[int], num_bytes: int, partition_bytes: int) -> Iterator[tuple[list[int], int]]:
-    count = max(1, -(-num_bytes // partition_bytes))
-    for part in range(count):
-        yield gradients, num_bytes * (part + 1) // count - num_bytes * part // count
+def num_partitions(partition_bytes: int, num_bytes: int, num_elements: int) -> int:
+    """Into how many parts of equal size a unit is cut: none larger than a partition, none empty."""
+    return max(1, min(-(-num_bytes // partition_bytes), num_elements))

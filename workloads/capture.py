@@ -235,5 +235,5 @@ def _parameters(model: nn.Module, names: Iterable[str]) -> tuple[Parameter, ...]
             owner = owner.rpartition(".")[0]
         op = owner or (MODEL if MODEL in known else LOSS)
         if parameter.requires_grad:
-            result.append(Parameter(name=path, op=op, num_bytes=tensor_bytes(parameter)))
+            result.append(Parameter(name=path, op=op, num_bytes=tensor_bytes(parameter), shape=tuple(parameter.shape)))
     return tuple(result)

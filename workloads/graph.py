@@ -42,6 +42,8 @@ class Parameter:
     op: str
     """The module that registered it first, or the nearest one around it that runs."""
     num_bytes: int
+    shape: tuple[int, ...] = ()
+    """Empty: not noted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

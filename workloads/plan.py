@@ -10,19 +10,31 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from workloads.errors import SpecError
-from workloads.serial import digest
+from workloads.serial import digest, to_data
 
 MIB = 2**20
 DDP_BUCKET_BYTES = 25 * MIB
 """DDP's default, with which its first bucket is 1 MiB; any other size given to DDP holds for all buckets."""
 REDUCERS = ("ddp", "bucketed", "scheduled")
-RUNNABLE_REDUCERS = ("ddp", "bucketed")
 COLLECTIVES = ("ring", "tree", "shards", "server")
+RUNNABLE_COLLECTIVES = ("ring", "shards", "server")
+PRIORITIES = ("layer", "fifo")
 SCHEDULES = ("gpipe", "1f1b")
 TRANSPORTS = ("gloo", "mpi", "nccl")
-CODECS = ("none", "fp16", "bf16")
+CODECS = ("none", "fp16", "bf16", "int8", "topk", "powersgd")
 LOSSLESS_CODECS = ("none",)
 DDP_CODECS = ("none", "fp16")
+MESSAGE_CODECS = ("int8", "topk")
+"""Gathered or swapped from rank to rank, not summed."""
+ONE_ROUND_CODECS = ("none", "fp16", "bf16")
+"""A tensor that is summed as it is: what reducer "bucketed" can send."""
+_NOT_IN_FINGERPRINT_IF_DEFAULT = (
+    ("comm", "priority"),
+    ("compression", "top_share"),
+    ("compression", "low_rank"),
+    ("compression", "factors"),
+)
+"""They came later, and a plan that does not set them is the plan that it was before them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,19 +51,21 @@ class CommPlan:
 
     reducer: str = "bucketed"
     """"ddp": torch's DistributedDataParallel, the baseline; "bucketed": our own reducer, buckets in the order they are
-    complete; "scheduled": partitions by priority under a credit (predicted only, so far)."""
+    complete; "scheduled": units of gradients, cut into partitions, by priority under a credit."""
     transport: str = "gloo"
     bucket_bytes: int = DDP_BUCKET_BYTES
     """Gradients are fused into buckets of about this size, sent as soon as complete."""
     collective: str = "ring"
-    """How a sum over ranks is carried out: "ring", "tree", "shards" owned in proportion to bandwidth, or a parameter
-    "server" (all but "ring" predicted only, so far)."""
+    """How a sum over ranks is carried out: "ring", "tree" (predicted only), "shards" owned in proportion to bandwidth, or
+    by parameter servers ("server")."""
     servers: tuple[int, ...] = ()
     """With "server": the ranks whose hosts hold the parameters, an equal share each."""
     partition_bytes: int = 4 * MIB
     """Of "scheduled": gradients are fused and cut into parts of about this size."""
     credit_bytes: int = 16 * MIB
-    """Of "scheduled": parts are sent, the one nearest the model's input first, while fewer bytes are under way."""
+    """Of "scheduled": parts are sent while fewer bytes than this are under way."""
+    priority: str = "layer"
+    """Of "scheduled": "layer": the part nearest the model's input goes first; "fifo": in the order they are complete."""
     crosses_steps: bool = False
     """Of "scheduled": a layer's next forward pass waits for its own parameters only, not for the whole step's."""
 
@@ -61,6 +75,13 @@ class CompressionPlan:
     """What gradients look like on the wire."""
 
     codec: str = "none"
+    top_share: float = 0.01
+    """Of "topk": the share of a unit's values that are sent."""
+    low_rank: int = 4
+    """Of "powersgd": columns of the factors that a matrix is sent as."""
+    factors: tuple[str, ...] = ()
+    """Of reducer "scheduled": Linear layers, by name, whose gradients travel as the factors that they are products of,
+    whatever the codec of the others: exact, and fewer bytes where a batch has few rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +109,11 @@ class Plan:
 
     def fingerprint(self) -> str:
         """Equal plans, equal fingerprints."""
-        return digest(self)
+        data, defaults = to_data(self), to_data(Plan(batch=self.batch))
+        for part, name in _NOT_IN_FINGERPRINT_IF_DEFAULT:
+            if data[part][name] == defaults[part][name]:
+                del data[part][name]
+        return digest(data)
 
     @property
     def is_lossless(self) -> bool:
@@ -111,30 +136,24 @@ class Plan:
         _check_known("reducer", comm.reducer, REDUCERS)
         _check_known("collective", comm.collective, COLLECTIVES)
         _check_known("transport", comm.transport, TRANSPORTS)
+        _check_known("priority", comm.priority, PRIORITIES)
         _check_known("codec", self.compression.codec, CODECS)
+        _check_compression(self.compression)
         _check_comm(comm, num_ranks)
         if comm.reducer == "ddp" and min(samples) < 1:
             raise SpecError(
                 f"reducer 'ddp' needs a sample on every rank but samples are {list(samples)}: use reducer 'bucketed'"
             )
-        if comm.reducer == "ddp" and self.compression.codec not in DDP_CODECS:
-            raise SpecError(
-                f"reducer 'ddp' takes codec {' or '.join(DDP_CODECS)} but the plan's is {self.compression.codec!r}: "
-                "use reducer 'bucketed'"
-            )
+        _check_codec(comm, self.compression)
 
     def check_runnable(self) -> None:
         """Refuse what can be predicted but not run yet."""
         comm = self.comm
-        for what, value, runs in (
-            ("reducer", comm.reducer, RUNNABLE_REDUCERS),
-            ("collective", comm.collective, ("ring",)),
-        ):
-            if value not in runs:
-                raise SpecError(
-                    f"the plan's {what} is {value!r}, which `autotune simulate` predicts but no job runs yet: "
-                    f"use {' or '.join(runs)}"
-                )
+        if comm.collective not in RUNNABLE_COLLECTIVES:
+            raise SpecError(
+                f"the plan's collective is {comm.collective!r}, which `autotune simulate` predicts but no job runs: "
+                f"use {', '.join(RUNNABLE_COLLECTIVES)}"
+            )
         if self.pipeline is not None:
             raise SpecError("the plan has pipeline stages, which `autotune simulate` predicts but no job runs yet")
 
@@ -142,6 +161,16 @@ class Plan:
 def _check_known(what: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise SpecError(f"the plan's {what} is {value!r}: it must be one of {', '.join(known)}")
+
+
+def _check_compression(compression: CompressionPlan) -> None:
+    if not 0 < compression.top_share <= 1:
+        raise SpecError(
+            f"the plan's top_share is {compression.top_share}: it must be above 0 and at most 1, "
+            "such as 0.01 for one value in a hundred"
+        )
+    if compression.low_rank < 1:
+        raise SpecError(f"the plan's low_rank is {compression.low_rank}: it must be at least 1, such as 4")
 
 
 def _check_comm(comm: CommPlan, num_ranks: int) -> None:
@@ -155,6 +184,30 @@ def _check_comm(comm: CommPlan, num_ranks: int) -> None:
         )
     if any(not 0 <= rank < num_ranks for rank in comm.servers):
         raise SpecError(f"the plan's servers {list(comm.servers)} must be ranks from 0 to {num_ranks - 1}")
+
+
+def _check_codec(comm: CommPlan, compression: CompressionPlan) -> None:
+    """Not every reducer and transport carries every codec."""
+    codec = compression.codec
+    if comm.reducer == "ddp" and codec not in DDP_CODECS:
+        raise SpecError(
+            f"reducer 'ddp' takes codec {' or '.join(DDP_CODECS)} but the plan's is {codec!r}: use reducer 'bucketed'"
+        )
+    if comm.reducer == "bucketed" and codec not in ONE_ROUND_CODECS:
+        raise SpecError(
+            f"reducer 'bucketed' takes codec {', '.join(ONE_ROUND_CODECS)} but the plan's is {codec!r}: "
+            "use reducer 'scheduled'"
+        )
+    if comm.reducer != "scheduled" and compression.factors:
+        raise SpecError(
+            f"reducer {comm.reducer!r} sends no factors but the plan's are {list(compression.factors)}: "
+            "use reducer 'scheduled'"
+        )
+    if comm.transport == "mpi" and (compression.factors or codec in MESSAGE_CODECS):
+        raise SpecError(
+            f"transport 'mpi' has no messages from rank to rank, which factors and codec {codec!r} need: "
+            "use transport 'gloo'"
+        )
 
 
 def _check_sum(samples: tuple[int, ...], global_batch: int, what: str) -> None:

@@ -1,8 +1,11 @@
 """What encoding and decoding a gradient costs on this rank, with the codecs and the device that training uses.
 
-Gradients are float32, of several sizes. Codecs and sizes take turns, so that whatever disturbs the machine disturbs all of
-them, and the median over the rounds counts. The wire tensor is made anew each time, as the reducer does. All ranks
-measure at the same time, as they encode at the same time in training.
+Gradients are float32, of several sizes, as one matrix that is nearly square. Codecs and sizes take turns, so that whatever
+disturbs the machine disturbs all of them, and the median over the turns counts. The wire tensors are made anew each time, as
+the reducer does. All ranks measure at the same time, as they encode at the same time in training.
+
+A codec exchanges its rounds with itself, as the only rank of a job would: what follows the first round counts as decoding.
+So what a codec must do for each further rank (with "topk", add its values) is not in the figures.
 
 Codecs are not paced: of an emulated device, what they cost on this machine is measured. In training a paced device's next
 sleep is shorter by what was encoded before it.
@@ -10,6 +13,7 @@ sleep is shorter by what was encoded before it.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,8 +23,9 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from autotune.runtime.codec import Codec, make_codec
-from workloads.plan import MIB
+from autotune.runtime.comm.codec import Codec, Round
+from autotune.runtime.comm.factory import UnitShape, make_codec
+from workloads.plan import MIB, CompressionPlan
 
 ELEMENT_BYTES = torch.float32.itemsize
 SMALLEST_BYTES = MIB // 16
@@ -28,7 +33,7 @@ LARGEST_BYTES = 64 * MIB
 _LEAST_RANGE_BYTES = MIB
 """A smaller model is measured up to here all the same: a line needs sizes that differ."""
 _GROWTH = 4
-_ROUNDS = 5
+_TURNS = 5
 _LOOP_S = 0.002
 _MOST_REPEATS = 100
 _GRADIENT_SCALE = 1e-3
@@ -56,43 +61,59 @@ def codec_sizes(param_bytes: int) -> list[int]:
     return [*sizes, largest]
 
 
+def lone_codec(name: str, num_values: int) -> Codec:
+    """The codec of that name with a plan's defaults, on one rank, for a matrix as square as may be and what is left over."""
+    columns = max(math.isqrt(num_values), 1)
+    rows, left = divmod(num_values, columns)
+    return make_codec(CompressionPlan(codec=name), UnitShape(shapes=((rows, columns), (left,)), rank=0, num_ranks=1))
+
+
 def measure_codecs(
     names: Iterable[str],
     sizes: Sequence[int],
     device: torch.device,
     *,
-    codec_of: Callable[[str], Codec] = make_codec,
+    codec_of: Callable[[str, int], Codec] = lone_codec,
     clock: Clock = time.perf_counter,
 ) -> dict[str, list[CodecSample]]:
-    """Each codec at each size."""
+    """Each codec at each size. A new codec for each turn: what all of them keep would be many times the gradients."""
     generator = torch.Generator().manual_seed(0)
     gradient = (torch.randn(max(sizes) // ELEMENT_BYTES, generator=generator) * _GRADIENT_SCALE).to(device)
-    probes = {name: _CodecProbe(codec_of(name), _waiting_for(device, clock)) for name in names}
-    cases = [(name, size, gradient[: size // ELEMENT_BYTES]) for name, size in product(probes, sizes)]
-    repeats = {(name, size): _repeats(*probes[name].seconds(flat)) for name, size, flat in cases}
+    probe = _CodecProbe(gradient, _waiting_for(device, clock))
+    names = list(names)
+    cases = [(name, size, size // ELEMENT_BYTES) for name, size in product(names, sizes)]
+    repeats = {(name, size): _repeats(*probe.seconds(codec_of(name, count), count)) for name, size, count in cases}
     times: dict[tuple[str, int], list[tuple[float, float]]] = {key: [] for key in repeats}
-    for _ in range(_ROUNDS):
-        for name, size, flat in cases:
-            times[name, size].append(probes[name].seconds(flat, *repeats[name, size]))
-    return {name: [_typical(size, times[name, size]) for size in sizes] for name in probes}
+    for _ in range(_TURNS):
+        for name, size, count in cases:
+            times[name, size].append(probe.seconds(codec_of(name, count), count, *repeats[name, size]))
+    return {name: [_typical(size, times[name, size]) for size in sizes] for name in names}
 
 
 class _CodecProbe:
-    """Times one codec."""
+    """Times codecs. Results go to a place of their own: all codecs shall see the same gradient."""
 
-    def __init__(self, codec: Codec, now: Clock) -> None:
-        self._codec, self._now = codec, now
+    def __init__(self, gradient: Tensor, now: Clock) -> None:
+        self._gradient, self._result, self._now = gradient, torch.zeros_like(gradient), now
 
-    def seconds(self, flat: Tensor, num_encodes: int = 1, num_decodes: int = 1) -> tuple[float, float]:
-        """Of one encode and one decode, when that many follow each other."""
-        wire = self._codec.encode(flat)
+    def seconds(self, codec: Codec, count: int, num_encodes: int = 1, num_decodes: int = 1) -> tuple[float, float]:
+        """Of one encode and one whole decode of so many values, when that many follow each other."""
+        flat, result = self._gradient[:count], self._result[:count]
+        first = codec.encode(flat)
         begun_s = self._now()
         for _ in range(num_encodes):
-            wire = self._codec.encode(flat)
+            first = codec.encode(flat)
         encoded_s = self._now()
         for _ in range(num_decodes):
-            self._codec.decode(wire, flat)
+            _decode_alone(codec, first, result)
         return (encoded_s - begun_s) / num_encodes, (self._now() - encoded_s) / num_decodes
+
+
+def _decode_alone(codec: Codec, first: Round, result: Tensor) -> None:
+    """All rounds from the first on; what the only rank receives, of whatever kind the round, is what it sent."""
+    following: Round | None = first
+    while following is not None:
+        following = codec.decode(following.tensors, result)
 
 
 def _waiting_for(device: torch.device, clock: Clock) -> Clock:

@@ -7,6 +7,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from autotune.runtime.reducer import Sent, sent_over
+from autotune.runtime.traced_group import TracedGroup
 from workloads.plan import DDP_BUCKET_BYTES, MIB
 
 
@@ -14,13 +16,13 @@ class DdpReducer:
     """DDP averages over ranks, so a rank's loss is weighted by N·b_i/B; its hooks need a backward on every rank."""
 
     needs_backward = True
-    ready_s: list[float] = []  # noqa: RUF012 - never filled: DDP does not tell
 
     def __init__(self, model: nn.Module, bucket_bytes: int, codec: str, group: dist.ProcessGroup) -> None:
         # Left unset, DDP's cap is 25 MiB with a small first bucket that leaves early; set, it holds for all buckets.
         cap_mb = None if bucket_bytes == DDP_BUCKET_BYTES else bucket_bytes / MIB
         ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=cap_mb)
         self.model: nn.Module = ddp
+        self._group = group
         self.loss_scale = float(group.size())
         self.buffer_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
         if codec == "fp16":
@@ -32,5 +34,15 @@ class DdpReducer:
     def finish(self) -> None:
         """Backward has waited already."""
 
-    def detach(self) -> None:
-        del self.model
+    def record(self, *, on: bool) -> None:
+        if isinstance(self._group, TracedGroup):
+            self._group.recording = on
+
+    def sent(self) -> Sent:
+        return sent_over(self._group)
+
+    def settle(self) -> None:
+        """They always are."""
+
+    def detach(self, error: BaseException | None = None) -> None:  # noqa: ARG002 - peers learn of it from the group
+        del self.model, self._group

@@ -35,6 +35,7 @@ class DevicePacer:
         self._due_s = 0.0
         self._samples = 0
         self._charged: set[str] = set()
+        self._owed_s: list[float] = []
         self.late_s = 0.0
         """How far real work was behind the device when the step's last module was done."""
         self._loss_op = next((op for op in graph.ops if op.name == LOSS), None)
@@ -45,6 +46,17 @@ class DevicePacer:
         """A step starts now, with an idle device."""
         self._due_s, self._samples, self.late_s = time.perf_counter(), num_samples, 0.0
         self._charged.clear()
+
+    def idle(self, seconds: float) -> None:
+        """The device had to wait for that long, in the middle of a pass."""
+        self._due_s += seconds
+
+    def rebuild(self, flops: float) -> None:
+        """More arithmetic, asked for by another thread: it takes its time, and what the device does meanwhile is late by it."""
+        assert self.device.flops_per_s is not None
+        seconds = flops / self.device.flops_per_s
+        self._owed_s.append(seconds)
+        time.sleep(seconds)
 
     def after_loss(self) -> None:
         """The loss was computed: outside every module, so no hook of a module sees it."""
@@ -90,6 +102,8 @@ class DevicePacer:
         return hook
 
     def _charge(self, seconds: float) -> None:
+        while self._owed_s:
+            seconds += self._owed_s.pop()
         self._due_s += seconds
         ahead_s = self._due_s - time.perf_counter()
         self.late_s = max(-ahead_s, 0.0)

@@ -1,7 +1,8 @@
 """Process groups bootstrapped from the MPI ranks: one per trial, so that a failed trial leaves nothing behind.
 
 The transport interface is torch's own `ProcessGroup`: gloo and NCCL are torch's, MPI is ours, and emulated links wrap
-any of them. A rank that drops its group closes its connections, which is how gloo peers learn of a failure.
+any of them. Shards and parameter servers are messages over gloo, paced or not, and wrap that in turn. A rank that drops
+its group closes its connections, which is how gloo peers learn of a failure.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +24,9 @@ from autotune.runtime.control import Control
 from autotune.runtime.link_clock import LinkClocks
 from autotune.runtime.mpi_group import MpiGroup
 from autotune.runtime.paced_group import PacedGroup
+from autotune.runtime.shard_group import ShardGroup
 from autotune.runtime.traced_group import TracedGroup
+from autotune.simulate.collectives import owned_shares, server_shares
 from workloads.cluster import Cluster
 from workloads.errors import SpecError
 
@@ -44,25 +47,27 @@ class Groups:
         self._clocks = self._map_clocks() if cluster.paces_links else None
 
     @contextmanager
-    def open(self, transport: str, *, timeout_s: float, traced: bool = False) -> Iterator[dist.ProcessGroup]:
+    def open(
+        self,
+        transport: str,
+        *,
+        collective: str = "ring",
+        servers: Sequence[int] = (),
+        timeout_s: float,
+        traced: bool = False,
+    ) -> Iterator[dist.ProcessGroup]:
         """A group for one trial. Everything that holds the group must be let go before the context ends."""
+        shares = self._shares(transport, collective, servers)
         self._epoch += 1
-        group = real = self._real_group(transport, timeout_s)
+        layers = [self._real_group(transport, timeout_s)]
         failed = True
         try:
-            if self._clocks is not None:
-                group = PacedGroup(real, self._cluster, self._clocks, epoch=self._epoch)
-            elif traced:
-                group = TracedGroup(real)
-            yield group
+            self._wrap(layers, shares, traced=traced)
+            yield layers[-1]
             failed = False
         finally:
-            if isinstance(real, MpiGroup):
-                self._threads.append(real.close(failed=failed))
-            if isinstance(group, PacedGroup):
-                self._threads.append(group.close())
-            if isinstance(group, TracedGroup):
-                group.close()
+            while layers:
+                self._close(layers.pop(), failed=failed)
             if not failed:
                 self.join()
 
@@ -76,6 +81,47 @@ class Groups:
         for thread in self._threads:
             thread.join(timeout=_JOIN_S)
         self._threads = [thread for thread in self._threads if thread.is_alive()]
+
+    def _shares(self, transport: str, collective: str, servers: Sequence[int]) -> list[float] | None:
+        """What each rank owns of an all-reduce; None: the transport's own ring carries it out."""
+        if collective == "ring":
+            return None
+        if collective not in ("shards", "server"):
+            raise SpecError(
+                f"collective {collective!r} is predicted by `autotune simulate` but no job runs it: use ring, shards or server"
+            )
+        if transport != "gloo":
+            raise SpecError(
+                f"collective {collective!r} is made of messages from rank to rank, which transport {transport!r} does not "
+                "carry here: use transport gloo, or collective ring"
+            )
+        if collective == "shards":
+            return owned_shares(self._cluster)
+        size = self._control.size
+        if not servers or not all(0 <= rank < size for rank in servers) or len(set(servers)) < len(servers):
+            raise SpecError(f"servers are {list(servers)}: name one or more of the ranks 0 to {size - 1}, each once")
+        return server_shares(size, servers)
+
+    def _wrap(self, layers: list[dist.ProcessGroup], shares: list[float] | None, *, traced: bool) -> None:
+        """Add to the real group what goes round it, inside out."""
+        if self._clocks is not None:
+            layers.append(PacedGroup(layers[-1], self._cluster, self._clocks, epoch=self._epoch))
+        if shares is not None:
+            layers.append(ShardGroup(layers[-1], shares))
+        # Emulated links always note what they carry, but of shards they see only the messages.
+        paced = self._clocks is not None
+        if (traced and not paced) or (paced and shares is not None):
+            noted = TracedGroup(layers[-1])
+            noted.recording = paced
+            layers.append(noted)
+
+    def _close(self, layer: dist.ProcessGroup, *, failed: bool) -> None:
+        if isinstance(layer, MpiGroup):
+            self._threads.append(layer.close(failed=failed))
+        elif isinstance(layer, PacedGroup | ShardGroup):
+            self._threads.append(layer.close())
+        elif isinstance(layer, TracedGroup):
+            layer.close()
 
     def _real_group(self, transport: str, timeout_s: float) -> dist.ProcessGroup:
         if transport == "mpi":

@@ -8,43 +8,38 @@ the whole batch.
 
 from __future__ import annotations
 
-import math
 import time
-from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from autotune.runtime.codec import Codec, make_codec
-from autotune.runtime.ddp import DdpReducer
+from autotune.runtime.comm.codec import Codec
+from autotune.runtime.comm.factory import UnitShape, make_codec
+from autotune.runtime.comm.initial_values import share_initial_values
+from autotune.runtime.comm.unit import FlatGradients
+from autotune.runtime.traced_group import Delivery, TracedGroup, taken
 from profilers.ranges import Ranges
 from workloads.buckets import bucket_indices
 from workloads.plan import Plan
 
 
-class Bucket:
-    """Some parameters' gradients, side by side in one tensor."""
+class Bucket(FlatGradients):
+    """Gradients that are sent once all of them are there."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.parameters = list(parameters)
-        self.flat = torch.zeros(
-            sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=parameters[0].device
-        )
-        self._views = [
-            view.view_as(p)
-            for p, view in zip(parameters, self.flat.split([p.numel() for p in parameters]), strict=True)
-        ]
+    def __init__(self, parameters: Sequence[nn.Parameter], codec: Codec) -> None:
+        super().__init__(parameters)
+        self.codec = codec
         self.missing = len(parameters)
+        self.ready_s: float | None = None
 
     def reset(self) -> None:
         """Zero the gradients in place and make sure that the parameters still point here."""
         self.flat.zero_()
         self.missing = len(self.parameters)
-        for parameter, view in zip(self.parameters, self._views, strict=True):
-            parameter.grad = view
+        self.point()
 
 
 class Reducer(Protocol):
@@ -59,25 +54,44 @@ class Reducer(Protocol):
     """Whether also a rank without samples must run forward and backward."""
     buffer_bytes: int
     """Memory held beside the gradients."""
-    ready_s: list[float]
-    """For each bucket of the step, in the order they are posted: when its last gradient was there. Empty if not known."""
 
     def begin(self) -> None:
-        """A step starts: gradients are zero, nothing is under way."""
+        """A step starts: its gradients are zero."""
 
     def finish(self) -> None:
-        """Wait until every gradient is the sum over all ranks."""
+        """Wait until every gradient is the sum over all ranks, unless `optimizer.step()` sees to that."""
 
-    def detach(self) -> None:
-        """Let go of the model and the group."""
+    def record(self, *, on: bool) -> None:
+        """Note every exchange from here on."""
+
+    def sent(self) -> Sent:
+        """What was exchanged since the last call."""
+
+    def settle(self) -> None:
+        """Wait until every parameter is up to date."""
+
+    def detach(self, error: BaseException | None = None) -> None:
+        """Let go of the model and the group; `error`: why, if this rank has failed."""
 
 
-def make_reducer(model: nn.Module, plan: Plan, group: dist.ProcessGroup, ranges: Ranges) -> Reducer:
-    """The reducer that the plan names. Ours tells a profiler what it does with each bucket; DDP has ranges of its own."""
-    comm, codec = plan.comm, plan.compression.codec
-    if comm.reducer == "ddp":
-        return DdpReducer(model, comm.bucket_bytes, codec, group)
-    return BucketReducer(model, comm.bucket_bytes, make_codec(codec), group, ranges)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sent:
+    """What a reducer did in a step."""
+
+    deliveries: tuple[Delivery, ...] = ()
+    """In the order they were posted, where they are noted."""
+    late_s: float = 0.0
+    """Emulated links: how far the last real collective was behind."""
+    stalls: tuple[tuple[float, float], ...] = ()
+    """When the forward pass waited for parameters, from and to, where it is noted."""
+    stalled_s: float = 0.0
+    """How long it did."""
+
+
+def sent_over(group: Any) -> Sent:
+    """What a group has noted since it was last asked."""
+    deliveries = taken(group)
+    return Sent(deliveries=tuple(deliveries), late_s=max((sent.late_s for sent in deliveries[-1:]), default=0.0))
 
 
 class BucketReducer:
@@ -86,29 +100,28 @@ class BucketReducer:
     loss_scale = 1.0
     needs_backward = False
 
-    def __init__(
-        self, model: nn.Module, bucket_bytes: int, codec: Codec, group: dist.ProcessGroup, ranges: Ranges
-    ) -> None:
+    def __init__(self, model: nn.Module, plan: Plan, group: dist.ProcessGroup, ranges: Ranges) -> None:
         self.model = model
         self._group = group
         self._ranges = ranges
         share_initial_values(model, group)
-        self._codec = codec
-        self.buckets = [Bucket(p) for p in assign_buckets(list(model.parameters()), bucket_bytes)]
+        self.buckets = [
+            Bucket(parameters, make_codec(plan.compression, UnitShape.of(parameters, group)))
+            for parameters in assign_buckets(list(model.parameters()), plan.comm.bucket_bytes)
+        ]
         self._posted: list[tuple[Bucket, Tensor, Any]] = []
-        self.ready_s: list[float] = []
-        self.buffer_bytes = sum(codec.buffer_bytes(bucket.flat) for bucket in self.buckets)
+        self.buffer_bytes = sum(bucket.codec.buffer_bytes(bucket.flat) for bucket in self.buckets)
         self._handles = [
-            parameter.register_post_accumulate_grad_hook(self._hook(index, bucket))
-            for index, bucket in enumerate(self.buckets)
+            parameter.register_post_accumulate_grad_hook(self._hook(bucket))
+            for bucket in self.buckets
             for parameter in bucket.parameters
         ]
 
     def begin(self) -> None:
         self._posted.clear()
-        self.ready_s = [math.inf] * len(self.buckets)
         for bucket in self.buckets:
             bucket.reset()
+            bucket.ready_s = None
 
     def finish(self) -> None:
         """Post what backward left, and wait for all of it."""
@@ -118,18 +131,33 @@ class BucketReducer:
             with self._ranges.bucket("wait for", index, wire):
                 work.wait()
             with self._ranges.bucket("decode", index, bucket.flat):
-                self._codec.decode(wire, bucket.flat)
+                bucket.codec.decode([wire], bucket.flat)
 
-    def detach(self) -> None:
+    def record(self, *, on: bool) -> None:
+        if isinstance(self._group, TracedGroup):
+            self._group.recording = on
+
+    def sent(self) -> Sent:
+        sent = sent_over(self._group)
+        noted = [
+            replace(delivery, ready_s=bucket.ready_s)
+            for delivery, bucket in zip(sent.deliveries, self.buckets, strict=False)
+        ]
+        return replace(sent, deliveries=tuple(noted))
+
+    def settle(self) -> None:
+        """They always are."""
+
+    def detach(self, error: BaseException | None = None) -> None:  # noqa: ARG002 - peers learn of it from the group
         for handle in self._handles:
             handle.remove()
         self._posted.clear()
 
-    def _hook(self, index: int, bucket: Bucket) -> Any:
+    def _hook(self, bucket: Bucket) -> Any:
         def hook(_parameter: Tensor) -> None:
             bucket.missing -= 1
             if bucket.missing == 0:
-                self.ready_s[index] = time.perf_counter()
+                bucket.ready_s = time.perf_counter()
             # In order only: a later bucket that is complete waits for the earlier ones, as on every other rank.
             while len(self._posted) < len(self.buckets) and self.buckets[len(self._posted)].missing == 0:
                 self._post(self.buckets[len(self._posted)])
@@ -139,23 +167,9 @@ class BucketReducer:
     def _post(self, bucket: Bucket) -> None:
         index = len(self._posted)
         with self._ranges.bucket("encode", index, bucket.flat):
-            wire = self._codec.encode(bucket.flat)
+            (wire,) = bucket.codec.encode(bucket.flat).tensors
         with self._ranges.bucket("post", index, wire):
             self._posted.append((bucket, wire, self._group.allreduce([wire], dist.AllreduceOptions())))
-
-
-def share_initial_values(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Every rank starts from rank 0's parameters and buffers, as with DDP: a model need not follow from the seed."""
-    options = dist.BroadcastOptions()
-    options.rootRank, options.rootTensor = 0, 0
-    alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
-    for tensor in (*model.parameters(), *model.buffers()):
-        alike[tensor.dtype, tensor.device].append(tensor.detach())
-    for tensors in alike.values():  # one message for all of a kind: each message waits for the slowest link anew
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        group.broadcast([flat], options).wait()
-        for tensor, values in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-            tensor.copy_(values.view_as(tensor))
 
 
 def assign_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:

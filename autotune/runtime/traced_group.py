@@ -28,6 +28,10 @@ class Delivery:
     end_s: float
     late_s: float = 0.0
     """Emulated links: how much later the real collective was done."""
+    ready_s: float | None = None
+    """When this rank had what is sent, where that is known."""
+    name: str = ""
+    """The same on every rank; empty: by its place in the order of posting."""
 
 
 class TracedGroup(WrappedGroup):

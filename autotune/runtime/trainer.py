@@ -7,19 +7,20 @@ the mean over the whole batch, whatever the split.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
-from itertools import zip_longest
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from autotune.runtime.comm.engine import Setting
 from autotune.runtime.data import Batches
 from autotune.runtime.device_pacer import DevicePacer
+from autotune.runtime.make_reducer import make_reducer
 from autotune.runtime.memory import check_memory, static_bytes
-from autotune.runtime.reducer import make_reducer
+from autotune.runtime.reducer import Sent
 from autotune.runtime.replay import Replay
-from autotune.runtime.traced_group import Delivery, TracedGroup, taken
 from profilers.ranges import Ranges
 from profilers.timeline import Span, Timeline, all_reduce_name
 from workloads.capture import SavedTensorMeter
@@ -39,6 +40,8 @@ class Seat:
     graph: OpGraph | None = None
     """Costs of the model, given when the device is emulated."""
     is_first_of_host: bool = False
+    timeout_s: float = 600.0
+    """The longest wait for other ranks."""
     replay: Replay | None = None
     """The trace that the mix goes through, if any."""
 
@@ -62,10 +65,8 @@ class Step:
     num_samples: int
     late_s: float
     """Emulated: how far real work ran behind the device, or behind the link when the last collective was delivered."""
-    deliveries: tuple[Delivery, ...] = ()
-    """Its collectives in the order they were posted, where the group notes them."""
-    ready_s: tuple[float, ...] = ()
-    """For each of them, the moment its last gradient was there, where the reducer knows."""
+    sent: Sent = field(default_factory=Sent)
+    """Its exchanges; where steps cross, those that landed while it ran."""
 
     @property
     def total_s(self) -> float:
@@ -73,7 +74,8 @@ class Step:
 
     @property
     def wait_s(self) -> float:
-        return self.reduced_s - self.backward_s
+        """For gradients after backward, and where steps cross for parameters in the forward pass."""
+        return self.reduced_s - self.backward_s + self.sent.stalled_s
 
     @property
     def compute_s(self) -> float:
@@ -83,26 +85,36 @@ class Step:
         """The step as spans, on the clock it was measured with. A collective has the same name on every rank."""
         moments = [
             ("host", "data", self.begin_s, self.data_s),
-            ("compute", "forward", self.data_s, self.forward_s),
+            *self._forward(),
             ("compute", "backward", self.forward_s, self.backward_s),
             ("host", "wait", self.backward_s, self.reduced_s),
             ("compute", "optimizer", self.reduced_s, self.end_s),
         ]
         spans = [Span(rank=rank, lane=lane, kind=kind, op=kind, start_s=a, end_s=b) for lane, kind, a, b in moments]
-        for index, (sent, ready_s) in enumerate(zip_longest(self.deliveries, self.ready_s[: len(self.deliveries)])):
+        for index, sent in enumerate(self.sent.deliveries):
             part = Span(
                 rank=rank,
                 lane="comm",
                 kind="comm",
-                op=all_reduce_name(index),
-                start_s=sent.posted_s,
-                end_s=sent.end_s,
+                op=sent.name or all_reduce_name(index),
+                start_s=max(sent.posted_s, self.begin_s),
+                end_s=max(sent.end_s, self.begin_s),
                 num_bytes=sent.num_bytes,
             )
-            if ready_s is not None and ready_s < sent.posted_s:
-                spans.append(replace(part, kind="queue", start_s=ready_s, end_s=sent.posted_s))
+            if sent.ready_s is not None and sent.ready_s < sent.posted_s:
+                queued_s = max(sent.ready_s, self.begin_s)
+                spans.append(replace(part, kind="queue", start_s=queued_s, end_s=part.start_s))
             spans.append(part)
         return Timeline.merge([Timeline(spans=tuple(spans))])
+
+    def _forward(self) -> Iterator[tuple[str, str, float, float]]:
+        """The forward pass, cut where it waited for parameters."""
+        begun_s = self.data_s
+        for start_s, end_s in self.sent.stalls:
+            yield "compute", "forward", begun_s, start_s
+            yield "host", "wait", start_s, end_s
+            begun_s = end_s
+        yield "compute", "forward", begun_s, self.forward_s
 
 
 class Trainer:
@@ -124,7 +136,10 @@ class Trainer:
         self._pacer = DevicePacer(self.model, seat.graph, seat.device) if seat.graph is not None else None
         self._gradient_s = 0.0
         self._handles = [p.register_hook(self._note_gradient) for p in self.model.parameters() if p.requires_grad]
-        self._reducer = make_reducer(self.model, plan, group, self.ranges)
+        setting = Setting(ranges=self.ranges, timeout_s=seat.timeout_s)
+        if self._pacer is not None:
+            setting = replace(setting, on_stall=self._pacer.idle, on_rebuild=self._pacer.rebuild)
+        self._reducer = make_reducer(self.model, self.optimizer, plan, group, setting)
         self.num_steps = 0
         self._trained_s = 0.0
         self.peak_memory_bytes = 0
@@ -142,11 +157,11 @@ class Trainer:
         forward_s, loss = self._gradients(batch, num_samples, total)
         late_s = self._pacer.late_s if self._pacer is not None else 0.0
         reduced_s = time.perf_counter()
-        deliveries = taken(self.group)
         with self.ranges.phase("optimizer"):
             self.optimizer.step()
         self.num_steps += 1
         end_s = time.perf_counter()
+        sent = self._reducer.sent()
         self._trained_s += end_s - begin_s
         return Step(
             begin_s=begin_s,
@@ -157,9 +172,8 @@ class Trainer:
             end_s=end_s,
             loss_share=loss * num_samples / total,
             num_samples=num_samples,
-            late_s=max([late_s, *(sent.late_s for sent in deliveries[-1:])]),
-            deliveries=tuple(deliveries),
-            ready_s=tuple(self._reducer.ready_s),
+            late_s=max(late_s, sent.late_s),
+            sent=sent,
         )
 
     def _enter_trace(self) -> None:
@@ -185,17 +199,20 @@ class Trainer:
         self.group.barrier().wait()
 
     def record_collectives(self, *, on: bool) -> None:
-        """Have the group note the collectives of the steps that follow. Emulated links always do."""
-        if isinstance(self.group, TracedGroup):
-            self.group.recording = on
+        """Have the exchanges of the steps that follow noted. Emulated links always note theirs."""
+        self._reducer.record(on=on)
 
-    def close(self) -> None:
+    def settle(self) -> None:
+        """Wait until every parameter is up to date: where steps cross, the last one's gradients may still be on their way."""
+        self._reducer.settle()
+
+    def close(self, error: BaseException | None = None) -> None:
         """Let go of the group: as long as anything holds it, peers do not learn that this rank has left."""
         for handle in self._handles:
             handle.remove()
         if self._pacer is not None:
             self._pacer.detach()
-        self._reducer.detach()
+        self._reducer.detach(error)
         del self._reducer, self.group
 
     def _gradients(self, batch: Any, num_samples: int, total: int) -> tuple[float, float]:

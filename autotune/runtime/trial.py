@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
+
+import torch.distributed as dist
 
 from autotune.runtime.groups import Groups
 from autotune.runtime.mpi_group import PeerLostError
@@ -109,6 +112,7 @@ class RankRunner:
                 for index in random.Random(number).sample(range(len(plans)), len(plans)):  # noqa: S311 - no secret
                     _run(trainers[index], 1, deadline)
                     used_s, steps = _run(trainers[index], effort.steps, deadline)
+                    trainers[index].settle()
                     cpu_s[index] += used_s / rounds
                     all_steps[index] += steps
                     means[index].append(fmean(step.total_s for step in steps))
@@ -158,22 +162,23 @@ class RankRunner:
         """`measure` with a trainer for each plan, on groups that are gone afterwards however it ends."""
         deadline = time.monotonic() + timeout_s
         trainers: list[Trainer] = []
+        seat = replace(self._seat, timeout_s=timeout_s)
         try:
             with ExitStack() as stack:
-                transports = sorted({plan.comm.transport for plan in plans})
-                groups = {
-                    name: stack.enter_context(self._groups.open(name, timeout_s=timeout_s, traced=traced))
-                    for name in transports
-                }
+                ways = sorted({_way(plan) for plan in plans})
+                groups = {way: stack.enter_context(self._open(way, timeout_s, traced=traced)) for way in ways}
                 try:
                     for plan in plans:
-                        group = groups[plan.comm.transport]
-                        trainers.append(Trainer(self._workload, plan, group, self._seat, seed=self._seed))
+                        group = groups[_way(plan)]
+                        trainers.append(Trainer(self._workload, plan, group, seat, seed=self._seed))
+                        del group
                     return measure(trainers, deadline)
                 finally:
+                    error = sys.exception()
                     while trainers:
-                        trainers.pop().close()
+                        trainers.pop().close(error)
                     groups.clear()
+                    del error
         except Exception as error:  # noqa: BLE001 - a user's model may raise anything; the sweep goes on
             # The traceback's frames hold the trainers, and they the group: peers wait until it is gone.
             fault = _fault(error)
@@ -183,6 +188,12 @@ class RankRunner:
             if self._seat.replay is not None:
                 self._seat.replay.leave()
             gc.collect()
+
+    def _open(
+        self, way: tuple[str, str, tuple[int, ...]], timeout_s: float, *, traced: bool
+    ) -> AbstractContextManager[dist.ProcessGroup]:
+        transport, collective, servers = way
+        return self._groups.open(transport, collective=collective, servers=servers, timeout_s=timeout_s, traced=traced)
 
     def _outcome(self, trainer: Trainer, steps: list[Step], cpu_s: float) -> RankOutcome:
         result = RankResult(
@@ -200,6 +211,11 @@ class RankRunner:
             result=result,
             loss_shares=tuple(step.loss_share for step in steps),
         )
+
+
+def _way(plan: Plan) -> tuple[str, str, tuple[int, ...]]:
+    """What decides which process group a plan needs."""
+    return plan.comm.transport, plan.comm.collective, plan.comm.servers
 
 
 def _warm_up(trainer: Trainer, num_steps: int, deadline: float) -> None:

@@ -26,3 +26,11 @@ class WrappedGroup(dist.ProcessGroup):
     def barrier(self, opts: Any = None) -> Any:
         assert self._inner is not None
         return self._inner.barrier(opts if opts is not None else dist.BarrierOptions())
+
+    def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Any:  # noqa: N803 - torch's name
+        assert self._inner is not None
+        return self._inner.send(tensors, dstRank, tag)
+
+    def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Any:  # noqa: N803 - torch's name
+        assert self._inner is not None
+        return self._inner.recv(tensors, srcRank, tag)

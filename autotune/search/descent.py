@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 
-from autotune.space import MIN_BUCKET_LOG2, Space
-from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
+from autotune.space import Space
+from workloads.plan import BatchPlan, Plan
 
 Judge = Callable[[Plan], float]
 """Smaller is better; infinite where a plan cannot run."""
@@ -21,17 +21,8 @@ _MOVES = (8, 4, 2, 1)
 
 
 def knob_plans(space: Space, samples: tuple[int, ...]) -> list[Plan]:
-    """Every choice of the knobs that are not the split."""
-    return [
-        Plan(
-            batch=BatchPlan(samples=samples),
-            comm=CommPlan(transport=transport, bucket_bytes=2**bucket_log2),
-            compression=CompressionPlan(codec=codec),
-        )
-        for transport, codec, bucket_log2 in product(
-            space.transports, space.codecs, range(MIN_BUCKET_LOG2, space.max_bucket_log2 + 1)
-        )
-    ]
+    """Every choice of the knobs that are not the split, each plan once."""
+    return list(dict.fromkeys(space.with_knobs(samples, knobs) for knobs in space.all_knobs()))
 
 
 def moved(plan: Plan, space: Space) -> list[Plan]:

@@ -64,13 +64,10 @@ def openings(space: Space) -> list[dict[str, Any]]:
 
 def neighbours(plan: Plan, space: Space) -> list[dict[str, Any]]:
     """The knobs of a plan with one of them a step away: half and double the bucket, then the other choices."""
-    bucket_log2 = min(max(plan.comm.bucket_bytes.bit_length() - 1, MIN_BUCKET_LOG2), space.max_bucket_log2)
-    here: dict[str, Any] = {
-        "bucket_log2": bucket_log2,
-        "codec": plan.compression.codec,
-        "transport": plan.comm.transport,
-    }
+    here = {name: value for name, value in space.point(plan).items() if not name.startswith("tilt.")}
+    bucket_log2 = here["bucket_log2"] = min(max(here["bucket_log2"], MIN_BUCKET_LOG2), space.max_bucket_log2)
     near = [here | {"bucket_log2": bucket_log2 + step} for step in (-1, 1, -2, 2)]
-    near += [here | {"codec": codec} for codec in space.codecs if codec != here["codec"]]
-    near += [here | {"transport": transport} for transport in space.transports if transport != here["transport"]]
+    near += [
+        here | {knob.name: choice} for knob in space.knobs() for choice in knob.choices if choice != here[knob.name]
+    ]
     return [here, *(knobs for knobs in near if MIN_BUCKET_LOG2 <= knobs["bucket_log2"] <= space.max_bucket_log2)]

@@ -131,7 +131,9 @@ class Ranking:
         num_units = len(self._simulator.wire_bytes(plan))
         transports = [float(plan.comm.transport == name) for name in self._space.transports]
         codecs = [float(plan.compression.codec == name) for name in self._space.codecs]
-        return (math.log2(max(num_units, 1)) / 2, float(plan.comm.reducer == "ddp"), *transports, *codecs)
+        reducers = [float(plan.comm.reducer == name) for name in ("ddp", "scheduled")]
+        ways = [plan.comm.crosses_steps, plan.comm.collective != "ring", bool(plan.compression.factors)]
+        return (math.log2(max(num_units, 1)) / 2, *reducers, *map(float, ways), *transports, *codecs)
 
 
 def between_trials(records: Sequence[TrialRecord]) -> float:

@@ -5,9 +5,12 @@ emulated link and every prediction read these functions, so that they cannot dis
 
 - **ring**: 2(N-1)/N of the bytes over every edge r → r+1, in 2(N-1) rounds. Best where all links are equal.
 - **tree**: two trees that carry half each (NCCL's double binary trees): as many bytes per host as a ring, 2⌈log₂ N⌉ rounds.
-- **shards**: each host owns a share of the bytes, everybody sends each owner its share and receives the sum. A host that owns
-  nothing sends and receives its bytes once, which no algorithm can go below; with shares in proportion to what a link
-  has to spare (a water level) the slowest host sets the pace only where it must.
+- **shards**: each rank owns a share of the bytes, everybody sends each owner its share and receives the sum. A rank that
+  owns nothing sends and receives its bytes once, which no algorithm can go below on a host of one rank; with shares in
+  proportion to what a link has to spare (a water level) the slowest host sets the pace only where it must. Ranks of one
+  host do not add up among themselves first: where they share a slow link, a ring puts less on it.
+
+Shares are computed here for predictions and for real groups alike.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workloads.cluster import Cluster, Link
+from workloads.cluster import Cluster, Host
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +34,7 @@ class Load:
 def all_reduce_loads(kind: str, cluster: Cluster, num_bytes: float) -> list[Load]:
     """An all-reduce of `num_bytes` over all ranks."""
     if kind == "shards":
-        return shard_loads([host.link for host in cluster.hosts], num_bytes)
+        return shard_loads(cluster.host_of_rank, owned_shares(cluster), num_bytes)
     return ring_loads(cluster.host_of_rank, num_bytes)
 
 
@@ -57,37 +60,73 @@ def ring_loads(host_of_rank: Sequence[int], num_bytes: float) -> list[Load]:
     ]
 
 
-def shard_loads(links: Sequence[Link | None], num_bytes: float) -> list[Load]:
-    """Owners in proportion to what their links spare. Ranks of one host add up among themselves first."""
-    others = len(links) - 1
-    if others < 1:
-        return [Load(host=0, up_bytes=0.0, down_bytes=0.0)]
+def shard_loads(host_of_rank: Sequence[int], shares: Sequence[float], num_bytes: float) -> list[Load]:
+    """Of shards owned by ranks; what stays within a host costs no link.
+
+    A host of n of the N ranks that owns W of the bytes sends n·(1-W) to the other owners and its sums, W, to each of the
+    N-n ranks elsewhere; as much comes in.
+    """
+    loads = []
+    for host in sorted(set(host_of_rank)):
+        here = [share for at, share in zip(host_of_rank, shares, strict=True) if at == host]
+        own, num_ranks = sum(here), len(here)
+        crossing = num_bytes * (num_ranks * (1 - own) + own * (len(shares) - num_ranks))
+        loads.append(Load(host=host, up_bytes=crossing, down_bytes=crossing))
+    return loads
+
+
+def gather_loads(host_of_rank: Sequence[int], bytes_of_rank: Sequence[float]) -> list[Load]:
+    """Every rank sends as many bytes as it has to every other rank."""
+    size, loads = len(host_of_rank), []
+    for host in sorted(set(host_of_rank)):
+        here = [num_bytes for at, num_bytes in zip(host_of_rank, bytes_of_rank, strict=True) if at == host]
+        up_bytes = sum(here) * (size - len(here))
+        loads.append(Load(host=host, up_bytes=up_bytes, down_bytes=(sum(bytes_of_rank) - sum(here)) * len(here)))
+    return loads
+
+
+def owned_shares(cluster: Cluster) -> list[float]:
+    """What each rank owns so that the slowest host is done soonest; equal shares where no link is stated."""
+    size = len(cluster.devices)
+    if len(cluster.hosts) == 1 or all(host.link is None for host in cluster.hosts):
+        return [1 / size] * size
     return [
-        # To the other owners and back to everybody else; the same bytes come in.
-        Load(host=host, up_bytes=(bytes_each := num_bytes * (1 - own + own * others)), down_bytes=bytes_each)
-        for host, own in enumerate(owned_shares(links))
+        share / len(host.devices)
+        for host, share in zip(cluster.hosts, _host_shares(cluster), strict=True)
+        for _ in host.devices
     ]
 
 
-def owned_shares(links: Sequence[Link | None]) -> list[float]:
-    """What each host owns so that the slowest is done soonest.
+def server_shares(num_ranks: int, servers: Sequence[int]) -> list[float]:
+    """What each rank owns where `servers` hold the parameters, an equal share each."""
+    return [1 / len(servers) if rank in servers else 0.0 for rank in range(num_ranks)]
 
-    Host h with share w sends (1 + w·(H-2)) of the bytes. Raise the time t from the least any host needs until the shares
-    that fit below it, (t·bandwidth - 1)/(H-2), add up to one: between two hosts' first moments that sum is a line.
+
+def _host_shares(cluster: Cluster) -> list[float]:
+    """The least time t at which shares W exist with n + W·c ≤ t·bandwidth on every host, and such shares.
+
+    c = N-2n is what a host of n ranks sends more if it owns all instead of nothing. Where it is positive, W is at most
+    (t·bandwidth - n)/c. A host of more than half the ranks (there is one at most) sends *less* the more it owns, and
+    needs that much at least.
     """
-    speeds = [min(link.up_bytes_per_s, link.down_bytes_per_s) if link is not None else math.inf for link in links]
-    spread, count = len(links) - 2, len(links)
-    unlimited = [speed == math.inf for speed in speeds]
-    if any(unlimited):
-        return [1 / sum(unlimited) if free else 0.0 for free in unlimited]
-    if spread <= 0:
-        return [1 / count] * count
-    slowest = 1 / min(speeds)
-    if sum(max(slowest * speed - 1, 0.0) for speed in speeds) >= spread:  # the slowest host's own bytes set the pace
-        room = [max(slowest * speed - 1, 0.0) for speed in speeds]
-        return [part / sum(room) for part in room]
-    level = (spread + count) / sum(speeds)
-    return [(level * speed - 1) / spread for speed in speeds]
+    ranks, speeds = [len(host.devices) for host in cluster.hosts], [_speed(host) for host in cluster.hosts]
+    extra = [sum(ranks) - 2 * n for n in ranks]
+    t = max((n + min(c, 0)) / speed for n, c, speed in zip(ranks, extra, speeds, strict=True))
+    if min(extra) > 0:  # nobody takes more for nothing: raise t until all the bytes have an owner
+        missing = 1 + sum(n / c for n, c in zip(ranks, extra, strict=True))
+        t = max(t, missing / sum(speed / c for c, speed in zip(extra, speeds, strict=True)))
+    least, most = [], []
+    for n, c, speed in zip(ranks, extra, speeds, strict=True):
+        spare = t * speed - n
+        least.append(min(max(spare / c, 0.0), 1.0) if c < 0 else 0.0)
+        most.append(min(max(spare / c, 0.0), 1.0) if c > 0 else 1.0)
+    room = sum(most) - sum(least)
+    filled = (1 - sum(least)) / room if room > 0 else 0.0
+    return [low + filled * (high - low) for low, high in zip(least, most, strict=True)]
+
+
+def _speed(host: Host) -> float:
+    return min(host.link.up_bytes_per_s, host.link.down_bytes_per_s) if host.link is not None else math.inf
 
 
 def all_reduce_latency_s(kind: str, cluster: Cluster) -> float:

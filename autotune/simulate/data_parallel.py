@@ -39,16 +39,20 @@ class Units:
     """What travels, in the order it is posted."""
 
     wire_bytes: Floats
+    gradient_bytes: Floats
+    """What is encoded and decoded."""
+    rebuilt_op: Ints
+    """The op whose gradient is rebuilt of factors when they arrive; -1: none."""
     ready_op: Ints
     """The op whose backward pass completes the unit."""
     first_op: Ints
     """The first op of the forward pass that reads its parameters."""
     priority: Ints
     fixed_s: Floats
-    latency_s: float
+    latency_s: Floats
     load_link: Ints
-    load_per_byte: Floats
-    """What a byte of a unit puts on each link."""
+    load_bytes: Floats
+    """What each unit (row) puts on each link (column)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +82,7 @@ def expand(costs: StepCosts, units: Units, *, num_steps: int, crosses: bool, cod
         units.fixed_s,
         units.latency_s,
         units.load_link,
-        units.load_per_byte,
+        units.load_bytes,
         num_steps,
         crosses,
         coded,
@@ -135,7 +139,7 @@ def _expand(
     fixed_s,
     unit_latency_s,
     unit_link,
-    load_per_byte,
+    unit_load,
     num_steps,
     crosses,
     coded,
@@ -164,7 +168,7 @@ def _expand(
         meet = sends + num_units
         for unit in range(num_units):
             task = sends + unit
-            seconds[task], latency_s[task] = fixed_s[unit], unit_latency_s
+            seconds[task], latency_s[task] = fixed_s[unit], unit_latency_s[unit]
             credit_bytes[task], priority[task] = wire_bytes[unit], unit_priority[unit]
             labels[0, task], labels[2, task], labels[3, task] = SEND, unit, step
             source[edges], target[edges] = task, meet
@@ -270,9 +274,10 @@ def _expand(
         if device[task] == TRANSFER:
             unit = labels[2, task]
             for j in range(num_links):
-                load_link[loads] = unit_link[j]
-                load_bytes[loads] = wire_bytes[unit] * load_per_byte[j]
-                loads += 1
+                if unit_load[unit, j] > 0:
+                    load_link[loads] = unit_link[j]
+                    load_bytes[loads] = unit_load[unit, j]
+                    loads += 1
         load_from[task + 1] = loads
     return (
         device,
@@ -283,5 +288,5 @@ def _expand(
         (memory_device, memory_at_start, memory_at_end),
         labels,
         (num_before, next_from, next_tasks),
-        (load_from, load_link, load_bytes),
+        (load_from, load_link[:loads], load_bytes[:loads]),
     )

@@ -16,10 +16,9 @@ from autotune.simulate.data_parallel import StepCosts, Units, expand
 from autotune.simulate.engine import Floats, Site, simulate
 from autotune.simulate.limit import step_limit
 from autotune.simulate.pipeline import expand_pipeline, param_shares
-from autotune.simulate.server import expand_server
 from autotune.simulate.spans import Simulated, spans
 from autotune.simulate.tasks import NO_LIMIT, make_site
-from autotune.simulate.units import WIRE_SHARE, UnitMaker, link_speeds
+from autotune.simulate.units import Sends, UnitMaker, link_speeds
 from profilers.breakdown import break_down
 from profilers.timeline import Timeline
 from results.forecast import Forecast, RankForecast
@@ -58,14 +57,10 @@ class Simulator:
             tasks, labels = expand_pipeline(self.graph, plan, self.costs)
             return Simulated(tasks=tasks, labels=labels, run=simulate(tasks, self._site_of(plan.comm)), num_steps=1)
         step = self._step_costs(plan)
-        if plan.comm.collective == "server":
-            tasks, labels = expand_server(self.graph, plan, self.costs, step, self._units_of(plan))
-            return Simulated(tasks=tasks, labels=labels, run=simulate(tasks, self._site_of(plan.comm)), num_steps=1)
         crosses = plan.comm.reducer == "scheduled" and plan.comm.crosses_steps
         num_steps = _CROSSING_STEPS if crosses else 1
-        tasks, labels = expand(
-            step, self._units_of(plan), num_steps=num_steps, crosses=crosses, coded=plan.compression.codec != "none"
-        )
+        coded = plan.compression.codec != "none" or bool(plan.compression.factors)
+        tasks, labels = expand(step, self._units_of(plan), num_steps=num_steps, crosses=crosses, coded=coded)
         return Simulated(tasks=tasks, labels=labels, run=simulate(tasks, self._site_of(plan.comm)), num_steps=num_steps)
 
     def peak_memory_bytes(self, plan: Plan, simulated: Simulated) -> Floats:
@@ -143,24 +138,37 @@ class Simulator:
         return [] if plan.pipeline is not None else [float(size) for size in self._units_of(plan).wire_bytes]
 
     def _units_of(self, plan: Plan) -> Units:
-        return self._units(plan.comm, plan.compression.codec)
+        return self._units(Sends.of(plan))
 
     def _step_costs(self, plan: Plan) -> StepCosts:
         samples = np.array(plan.batch.samples, np.float64)
-        costs, codec = self.costs, plan.compression.codec
-        gradient_bytes = self._units_of(plan).wire_bytes / WIRE_SHARE[codec]
-        coded = [side[codec].table(gradient_bytes) if codec in side else None for side in (costs.encode, costs.decode)]
-        nothing = np.zeros((len(samples), len(gradient_bytes)))
+        costs, codec, units = self.costs, plan.compression.codec, self._units_of(plan)
+        nothing = np.zeros((len(samples), len(units.wire_bytes)))
+        sent = units.gradient_bytes > 0
+        encode_s, decode_s = (
+            side[codec].table(units.gradient_bytes) * sent if codec in side else nothing
+            for side in (costs.encode, costs.decode)
+        )
         forward_s, backward_s = costs.passes(samples)
         return StepCosts(
             data_s=costs.data.at(samples) * (samples > 0),
             forward_s=forward_s,
             backward_s=backward_s,
-            encode_s=coded[0] if coded[0] is not None else nothing,
-            decode_s=coded[1] if coded[1] is not None else nothing,
+            encode_s=encode_s,
+            decode_s=decode_s + self._rebuild_s(units, samples),
             update_s=costs.update.at(samples),
             saved_bytes=self._saved_bytes[None, :] * samples[:, None],
         )
+
+    def _rebuild_s(self, units: Units, samples: Floats) -> Floats:
+        """A product of factors beyond a rank's own rows, which its backward pass is charged for: as many samples' worth of
+        the layer's forward arithmetic as the others have.
+        """
+        made = units.rebuilt_op >= 0
+        per_sample: Floats = self.costs.forward.arithmetic_s[:, np.where(made, units.rebuilt_op, 0)] * made
+        others = samples.sum() - samples
+        taken: Floats = per_sample * others[:, None]
+        return taken
 
     def _make_site(self, comm: CommPlan) -> Site:
         transport = self.costs.transports.get(comm.transport, NO_OVERHEAD)
@@ -174,10 +182,13 @@ class Simulator:
         )
 
     def _buffer_bytes(self, plan: Plan) -> float:
+        """DDP's buckets; of a lossy codec what is on the wire, and what it owes."""
         if plan.comm.reducer == "ddp":
             return float(self.graph.param_bytes)
-        share = WIRE_SHARE[plan.compression.codec]
-        return share * self.graph.param_bytes if plan.compression.codec != "none" else 0.0
+        if plan.compression.codec == "none":
+            return 0.0
+        units = self._units_of(plan)
+        return float(units.wire_bytes.sum() + units.gradient_bytes.sum())
 
     def _busy_s(self, simulated: Simulated) -> Floats:
         last = simulated.labels.step == simulated.num_steps - 1

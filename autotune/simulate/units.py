@@ -2,21 +2,65 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
-from autotune.simulate.collectives import Load, all_reduce_latency_s, all_reduce_loads
+from autotune.simulate.collectives import (
+    Load,
+    all_reduce_latency_s,
+    all_reduce_loads,
+    gather_loads,
+    server_shares,
+    shard_loads,
+)
 from autotune.simulate.costs import NO_OVERHEAD, Costs
 from autotune.simulate.data_parallel import Units
-from autotune.simulate.engine import Floats, Ints
-from workloads.buckets import bucket_indices, ddp_bucket_indices, partitions
+from autotune.simulate.engine import Floats
+from autotune.simulate.factors import factor_bytes
+from workloads.buckets import bucket_indices, ddp_bucket_indices, num_partitions, unit_indices
 from workloads.cluster import Cluster
 from workloads.graph import OpGraph
-from workloads.plan import CommPlan
+from workloads.plan import ONE_ROUND_CODECS, CommPlan, CompressionPlan, Plan
+from workloads.wire import GATHER, SUM, wire_bytes
 
-WIRE_SHARE = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
-"""Bytes on the wire per byte of gradient."""
+_WIDTH = 4
+"""Bytes of a value, of a parameter whose shape is not noted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sends:
+    """What of a plan decides what travels. The split counts only where factors are sent: their rows are samples."""
+
+    comm: CommPlan
+    compression: CompressionPlan
+    samples: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        return cls(
+            comm=plan.comm,
+            compression=plan.compression,
+            samples=plan.batch.samples if plan.compression.factors else (),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Message:
+    """One transfer in the making."""
+
+    gradients: list[int]
+    gradient_bytes: float
+    wire_bytes: float
+    """What counts against the credit."""
+    loads: Floats
+    """On each link."""
+    num_rounds: int = 1
+    rebuilt_op: int = -1
+    """The op whose gradient is rebuilt of factors, if any."""
 
 
 class UnitMaker:
@@ -24,58 +68,131 @@ class UnitMaker:
 
     def __init__(self, graph: OpGraph, costs: Costs) -> None:
         order = {op.name: index for index, op in enumerate(graph.ops)}
-        self._costs = costs
-        self._sizes = [parameter.num_bytes for parameter in reversed(graph.parameters)]
-        self._op_of = np.array([order[parameter.op] for parameter in reversed(graph.parameters)], np.int64)
-        self._links: dict[str, tuple[Ints, Floats, float]] = {}
+        parameters = list(reversed(graph.parameters))
+        self._graph, self._costs = graph, costs
+        self._sizes = [parameter.num_bytes for parameter in parameters]
+        self._shapes = [parameter.shape or (max(parameter.num_bytes // _WIDTH, 1),) for parameter in parameters]
+        self._op_of = np.array([order[parameter.op] for parameter in parameters], np.int64)
+        self._num_ranks = len(costs.cluster.devices)
+        self._per_byte: dict[tuple[str, tuple[int, ...]], Floats] = {}
 
-    def make(self, comm: CommPlan, codec: str) -> Units:
+    def make(self, sends: Sends) -> Units:
         """The units of a data-parallel plan, in the order in which they are posted."""
-        num_bytes, first_op = self._cut(comm)
-        wire_bytes = num_bytes * WIRE_SHARE[codec]
-        links, per_byte, latency_s = self._loads(comm.collective)
+        comm = sends.comm
+        messages = self._scheduled(sends) if comm.reducer == "scheduled" else self._buckets(sends)
+        first_op = np.array([self._op_of[message.gradients].min() for message in messages], np.int64)
+        ready_op = np.minimum.accumulate(first_op)  # a bucket that is complete waits for those before it
+        if comm.reducer == "scheduled":
+            order = np.argsort(-first_op, kind="stable")
+            messages, first_op = [messages[index] for index in order], first_op[order]
+            ready_op = first_op
+        wire_bytes = np.array([message.wire_bytes for message in messages], np.float64)
+        rounds = np.array([message.num_rounds for message in messages], np.float64)
+        cluster, kind = self._costs.cluster, "shards" if comm.collective == "server" else comm.collective
+        by_layer = comm.reducer == "scheduled" and comm.priority == "layer"
+        links = np.arange(2 * len(cluster.hosts)) if len(cluster.hosts) > 1 else np.zeros(0, np.int64)
+        loads = [message.loads for message in messages]
         return Units(
             wire_bytes=wire_bytes,
-            ready_op=np.minimum.accumulate(first_op),  # a unit that is complete waits for those before it
+            gradient_bytes=np.array([message.gradient_bytes for message in messages], np.float64),
+            rebuilt_op=np.array([message.rebuilt_op for message in messages], np.int64),
+            ready_op=ready_op,
             first_op=first_op,
-            priority=first_op if comm.reducer == "scheduled" else np.arange(len(num_bytes)),
+            priority=first_op if by_layer else np.arange(len(messages)),
             fixed_s=self._costs.transports.get(comm.transport, NO_OVERHEAD).overhead(wire_bytes),
-            latency_s=latency_s,
-            load_link=links,
-            load_per_byte=per_byte,
+            latency_s=rounds * all_reduce_latency_s(kind, cluster),
+            load_link=links.astype(np.int64),
+            load_bytes=np.array(loads, np.float64).reshape(len(messages), len(links)),
         )
 
-    def _cut(self, comm: CommPlan) -> tuple[Floats, Ints]:
-        """Bytes of each unit, and the first op of the forward pass that reads its parameters."""
-        if not self._sizes:
-            return np.zeros(0), np.zeros(0, np.int64)
-        if comm.reducer == "scheduled":
-            parts = list(partitions(comm, self._sizes))
-            first_op = [self._op_of[gradients].min() for gradients, _ in parts]
-            return np.array([num_bytes for _, num_bytes in parts], np.float64), np.array(first_op, np.int64)
-        cut = ddp_bucket_indices if comm.reducer == "ddp" else bucket_indices
-        starts = [bucket[0] for bucket in cut(comm.bucket_bytes, self._sizes)]
-        num_bytes = np.add.reduceat(np.array(self._sizes, np.float64), starts)
-        return num_bytes, np.minimum.reduceat(self._op_of, starts)
+    def _buckets(self, sends: Sends) -> list[_Message]:
+        cut = ddp_bucket_indices if sends.comm.reducer == "ddp" else bucket_indices
+        return [self._whole(gradients, sends) for gradients in cut(sends.comm.bucket_bytes, self._sizes)]
 
-    def _loads(self, collective: str) -> tuple[Ints, Floats, float]:
-        if collective not in self._links:
-            kind = "ring" if collective == "server" else collective  # a server's hops are made one by one
-            cluster = self._costs.cluster
-            self._links[collective] = (*link_loads(cluster, kind), all_reduce_latency_s(kind, cluster))
-        return self._links[collective]
+    def _scheduled(self, sends: Sends) -> list[_Message]:
+        names = [op.name for op in self._graph.ops]
+        factored = set(sends.compression.factors)
+        layers = [names[op] if names[op] in factored else None for op in self._op_of]
+        messages = []
+        for gradients in unit_indices(sends.comm.partition_bytes, self._sizes, layers=layers):
+            if layers[gradients[0]] is not None:
+                messages.append(self._factors(gradients, sends))
+            else:
+                messages += self._cut(self._whole(gradients, sends), sends)
+        return messages
+
+    def _whole(self, gradients: list[int], sends: Sends) -> _Message:
+        """A unit as its codec sends it, all rounds together."""
+        num_bytes, shapes = sum(self._sizes[index] for index in gradients), [self._shapes[index] for index in gradients]
+        num_values = sum(map(math.prod, shapes))
+        width = num_bytes // num_values
+        rounds = wire_bytes(sends.compression, shapes, self._num_ranks, width)
+        return _Message(
+            gradients=gradients,
+            gradient_bytes=num_bytes,
+            wire_bytes=max(size for _, size in rounds),
+            loads=np.sum([self._round_loads(kind, size, sends.comm) for kind, size in rounds], axis=0),
+            num_rounds=len(rounds),
+        )
+
+    def _cut(self, message: _Message, sends: Sends) -> list[_Message]:
+        """Sums are cut into partitions; what goes from rank to rank is not."""
+        if sends.compression.codec not in ONE_ROUND_CODECS:
+            return [message]
+        count = num_partitions(sends.comm.partition_bytes, int(message.wire_bytes), int(message.wire_bytes))
+        part = replace(
+            message,
+            gradient_bytes=message.gradient_bytes / count,
+            wire_bytes=message.wire_bytes / count,
+            loads=message.loads / count,
+        )
+        return [part] * count
+
+    def _factors(self, gradients: list[int], sends: Sends) -> _Message:
+        """The rows of every rank, to every rank."""
+        op = int(self._op_of[gradients[0]])
+        sizes = factor_bytes(self._graph.ops[op], sends.samples)
+        return _Message(
+            gradients=gradients,
+            gradient_bytes=0.0,
+            wire_bytes=sum(sizes),
+            loads=self._on_links(gather_loads(self._costs.cluster.host_of_rank, sizes)),
+            rebuilt_op=op,
+        )
+
+    def _round_loads(self, kind: str, num_bytes: float, comm: CommPlan) -> Floats:
+        hosts = self._costs.cluster.host_of_rank
+        if kind == SUM:
+            return self._sum_per_byte(comm) * num_bytes
+        if kind == GATHER:
+            return self._on_links(gather_loads(hosts, [num_bytes] * self._num_ranks))
+        return self._on_links(gather_loads(hosts, [num_bytes / self._num_ranks] * self._num_ranks))
+
+    def _sum_per_byte(self, comm: CommPlan) -> Floats:
+        key = (comm.collective, comm.servers)
+        if key not in self._per_byte:
+            self._per_byte[key] = self._on_links(sum_loads(comm, self._costs.cluster))
+        return self._per_byte[key]
+
+    def _on_links(self, loads: Iterable[Load]) -> Floats:
+        """Bytes on every link; none where all ranks share a host."""
+        num_hosts = len(self._costs.cluster.hosts)
+        total = np.zeros(2 * num_hosts if num_hosts > 1 else 0)
+        if num_hosts > 1:
+            for link, num_bytes in as_links(self._costs.cluster, loads):
+                total[link] += num_bytes
+        return total
 
 
-def link_loads(cluster: Cluster, collective: str) -> tuple[Ints, Floats]:
-    """What one byte of an all-reduce puts on each link: host h has links 2h (up) and 2h + 1 (down)."""
-    if len(cluster.devices) < 2 or len(cluster.hosts) < 2:
-        return np.zeros(0, np.int64), np.zeros(0)
-    loads = as_links(cluster, all_reduce_loads(collective, cluster, 1.0))
-    return np.array([link for link, _ in loads], np.int64), np.array([part for _, part in loads], np.float64)
+def sum_loads(comm: CommPlan, cluster: Cluster) -> list[Load]:
+    """What one byte of a sum over all ranks puts on the hosts' links."""
+    if comm.collective == "server":
+        return shard_loads(cluster.host_of_rank, server_shares(len(cluster.devices), comm.servers), 1.0)
+    return all_reduce_loads(comm.collective, cluster, 1.0)
 
 
 def as_links(cluster: Cluster, loads: Iterable[Load]) -> list[tuple[int, float]]:
-    """(link, bytes) of what is put on hosts; a host without a link costs nothing."""
+    """(link, bytes) of what is put on hosts: host h has links 2h (up) and 2h + 1 (down). A host without a link costs nothing."""
     total: dict[int, float] = {}
     for load in loads:
         if cluster.hosts[load.host].link is not None:
@@ -85,7 +202,7 @@ def as_links(cluster: Cluster, loads: Iterable[Load]) -> list[tuple[int, float]]
 
 
 def link_speeds(cluster: Cluster) -> Floats:
-    """Bytes per second of every link, in the numbering of `link_loads`."""
+    """Bytes per second of every link, in the numbering of `as_links`."""
     speeds = [
         speed
         for host in cluster.hosts

@@ -84,7 +84,7 @@ def test_a_profile_is_measured_shown_and_kept(tmp_path: Path) -> None:
     assert all(row.num_wrong == 0 and row.seconds > 0 for rows in every for row in rows)
     assert all(link.fit.source is Source.MEASURED for link in found.links)
     for rank in found.ranks:
-        assert [codec.name for codec in rank.codecs] == ["fp16", "bf16"]
+        assert [codec.name for codec in rank.codecs] == ["fp16", "bf16", "int8", "topk", "powersgd"]
         assert all(row.encode_s > 0 and row.decode_s > 0 for codec in rank.codecs for row in codec.rows)
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from workloads.buckets import bucket_indices, ddp_bucket_indices, partitions
-from workloads.plan import DDP_BUCKET_BYTES, MIB, CommPlan
+from workloads.buckets import bucket_indices, ddp_bucket_indices, num_partitions, unit_indices
+from workloads.plan import DDP_BUCKET_BYTES, MIB
 
 
 @pytest.mark.parametrize("bucket_bytes", [DDP_BUCKET_BYTES, 64 * 1024, 4 * MIB])
@@ -34,14 +34,28 @@ def test_buckets_do_not_mix_kinds():
 
 
 @pytest.mark.parametrize("partition_bytes", [1, 7, 10, 64, 10**9])
-def test_partitions_hold_every_byte_once_and_are_no_larger_than_asked(partition_bytes):
+def test_units_hold_every_gradient_once_and_parts_are_no_larger_than_asked(partition_bytes):
     sizes = [3, 50, 1, 1, 1, 20, 7]
-    parts = list(partitions(CommPlan(partition_bytes=partition_bytes), sizes))
-    assert sum(num_bytes for _, num_bytes in parts) == sum(sizes)
-    assert all(num_bytes <= partition_bytes for _, num_bytes in parts)
-    assert sorted({index for gradients, _ in parts for index in gradients}) == list(range(len(sizes)))
+    units = unit_indices(partition_bytes, sizes)
+    assert [index for unit in units for index in unit] == list(range(len(sizes)))
+    for unit in units:
+        num_bytes = sum(sizes[index] for index in unit)
+        count = num_partitions(partition_bytes, num_bytes, num_bytes)
+        assert -(-num_bytes // count) <= partition_bytes
+        assert count <= num_bytes
 
 
-def test_small_neighbours_are_fused_and_large_gradients_cut():
-    parts = list(partitions(CommPlan(partition_bytes=10), [4, 4, 4, 25]))
-    assert parts == [([0, 1], 8), ([2], 4), ([3], 8), ([3], 8), ([3], 9)]
+def test_small_neighbours_are_fused_and_large_gradients_stand_alone():
+    assert unit_indices(10, [4, 4, 4, 25]) == [[0, 1], [2], [3]]
+    assert num_partitions(10, 25, 25) == 3
+    assert num_partitions(1, 32, 4) == 4
+
+
+def test_a_layer_of_its_own_is_a_unit_whatever_its_size():
+    layers = [None, "a", "a", "b", None, None]
+    assert unit_indices(10, [4, 40, 1, 2, 3, 3], layers=layers) == [[0], [1, 2], [3], [4, 5]]
+
+
+def test_units_do_not_mix_kinds():
+    assert unit_indices(100, [4, 4, 4], kinds=["f", "f", "d"]) == [[0, 1], [2]]
+    assert unit_indices(100, []) == []

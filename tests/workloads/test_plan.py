@@ -45,12 +45,20 @@ def test_the_default_plan_is_ddp_with_its_own_defaults() -> None:
 @pytest.mark.parametrize("reducer", REDUCERS)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("codec", CODECS)
-def test_every_combination_of_knobs_runs_but_ddp_with_bf16(reducer: str, transport: str, codec: str) -> None:
+def test_every_combination_of_knobs_runs_but_codecs_that_a_reducer_does_not_know(
+    reducer: str, transport: str, codec: str
+) -> None:
     tried = plan(reducer=reducer, transport=transport, codec=codec)
-    if (reducer, codec) == ("ddp", "bf16"):
+    if reducer == "ddp" and codec not in {"none", "fp16"}:
         message = refusal(tried)
         assert message.startswith("reducer 'ddp' takes codec none or fp16")
         assert message.endswith("use reducer 'bucketed'")
+    elif reducer == "bucketed" and codec not in {"none", "fp16", "bf16"}:
+        message = refusal(tried)
+        assert message.startswith("reducer 'bucketed' takes codec none, fp16, bf16")
+        assert message.endswith("use reducer 'scheduled'")
+    elif transport == "mpi" and codec in {"int8", "topk"}:
+        assert refusal(tried).endswith("use transport 'gloo'")
     else:
         tried.validate(num_ranks=4, global_batch=64)
 
@@ -84,7 +92,26 @@ def test_a_rank_without_samples_is_fine_for_our_reducer_and_not_for_ddp() -> Non
     assert "needs a sample on every rank" in refusal(plan(idle, reducer="ddp"))
 
 
-@pytest.mark.parametrize(("codec", "lossless"), [("none", True), ("fp16", False), ("bf16", False)])
+@pytest.mark.parametrize(("share", "low_rank"), [(1e-9, 1), (1.0, 1000)])
+def test_any_share_and_any_rank_of_factors_is_fine(share: float, low_rank: int) -> None:
+    compression = CompressionPlan(codec="topk", top_share=share, low_rank=low_rank)
+    dataclasses.replace(plan(reducer="scheduled"), compression=compression).validate(num_ranks=4, global_batch=64)
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.01, float("nan")])
+def test_a_share_of_nothing_or_of_more_than_all_is_refused(share: float) -> None:
+    refused = dataclasses.replace(plan(), compression=CompressionPlan(codec="topk", top_share=share))
+    assert refusal(refused) == (
+        f"the plan's top_share is {share}: it must be above 0 and at most 1, such as 0.01 for one value in a hundred"
+    )
+
+
+def test_factors_without_columns_are_refused() -> None:
+    refused = dataclasses.replace(plan(), compression=CompressionPlan(codec="powersgd", low_rank=0))
+    assert refusal(refused) == "the plan's low_rank is 0: it must be at least 1, such as 4"
+
+
+@pytest.mark.parametrize(("codec", "lossless"), [(codec, codec == "none") for codec in CODECS])
 def test_only_the_codec_decides_whether_a_plan_is_lossless(codec: str, lossless: bool) -> None:
     assert plan(codec=codec).is_lossless is lossless
 
@@ -104,8 +131,17 @@ def test_every_field_counts_for_the_fingerprint() -> None:
         plan(transport="mpi"),
         plan(bucket_bytes=2 * MIB),
         plan(codec="bf16"),
+        dataclasses.replace(plan(), compression=CompressionPlan(top_share=0.02)),
+        dataclasses.replace(plan(), compression=CompressionPlan(low_rank=2)),
     ]
     assert len({variant.fingerprint() for variant in variants}) == len(variants)
+
+
+def test_a_plan_kept_before_codecs_had_options_is_the_plan_with_their_defaults() -> None:
+    """Its fingerprint, too, is the one it had then."""
+    kept = from_data(Plan, {"batch": {"samples": [1]}, "compression": {"codec": "fp16"}}, "plan")
+    assert kept.compression == CompressionPlan(codec="fp16", top_share=0.01, low_rank=4)
+    assert kept.fingerprint() == "b1cfd0c017dd"
 
 
 def test_a_plan_cannot_be_changed_by_whoever_holds_it() -> None:

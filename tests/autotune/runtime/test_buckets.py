@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from autotune.runtime.comm.codec import Identity
 from autotune.runtime.reducer import Bucket, assign_buckets
 
 FLOAT = 4
@@ -73,7 +74,7 @@ def test_a_model_without_trainable_parameters_has_no_buckets(bucket_bytes: int) 
 
 def test_gradients_are_views_of_their_bucket() -> None:
     first, second = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(4))
-    bucket = Bucket([first, second])
+    bucket = Bucket([first, second], Identity())
     bucket.reset()
     bucket.flat.copy_(torch.arange(10.0))
     assert first.grad is not None
@@ -84,7 +85,7 @@ def test_gradients_are_views_of_their_bucket() -> None:
 
 def test_reset_zeroes_gradients_and_takes_back_what_zero_grad_let_go() -> None:
     parameter = nn.Parameter(torch.ones(3))
-    bucket = Bucket([parameter])
+    bucket = Bucket([parameter], Identity())
     bucket.flat.fill_(7.0)
     parameter.grad = None
     bucket.missing = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 from autotune.device_profile import codec_profile, measured_codecs
-from autotune.runtime.codec_probe import CodecSample, codec_sizes, measure_codecs
+from autotune.runtime.codec_probe import CodecSample, codec_sizes, lone_codec, measure_codecs
+from autotune.runtime.comm.codec import GATHER, SUM, Round
 from workloads.plan import CODECS, MIB
 
 KIB = 1024
@@ -18,23 +20,27 @@ CPU = torch.device("cpu")
 
 
 class KnownCodec:
-    """Takes fixed + bytes / bandwidth, twice as long to encode as to decode; `disturbed` is a call that takes longer."""
+    """Takes fixed + bytes / bandwidth, twice as long to encode as to decode in two rounds; `disturbed` is a call that
+    takes longer."""
 
     name = "known"
+    is_lossless = False
 
     def __init__(self, disturbed: int = -1) -> None:
         self.now_s = 0.0
         self.sizes: list[int] = []
         self._disturbed = disturbed
 
-    def encode(self, flat: Tensor) -> Tensor:
+    def encode(self, flat: Tensor) -> Round:
         self.sizes.append(flat.nbytes)
         self.now_s += 2e-5 + flat.nbytes / 1e9 + (1.0 if len(self.sizes) == self._disturbed else 0.0)
-        return flat.to(torch.float16)
+        return Round(kind=SUM, tensors=(flat.to(torch.float16),))
 
-    def decode(self, wire: Tensor, flat: Tensor) -> None:
+    def decode(self, received: Sequence[Tensor], flat: Tensor) -> Round | None:
+        (wire,) = received
         assert wire.numel() == flat.numel()
-        self.now_s += 1e-5 + flat.nbytes / 2e9
+        self.now_s += 0.5e-5 + flat.nbytes / 4e9
+        return Round(kind=GATHER, tensors=(wire.float(),)) if wire.dtype == torch.float16 else None
 
     def buffer_bytes(self, flat: Tensor) -> int:
         return flat.nbytes // 2
@@ -44,7 +50,7 @@ class KnownCodec:
 def test_the_line_comes_back_and_one_disturbed_call_moves_nothing(disturbed: int) -> None:
     codec = KnownCodec(disturbed)
     sizes = codec_sizes(4 * MIB)
-    found = measure_codecs(["known"], sizes, CPU, codec_of=lambda _: codec, clock=lambda: codec.now_s)
+    found = measure_codecs(["known"], sizes, CPU, codec_of=lambda *_: codec, clock=lambda: codec.now_s)
     profile = codec_profile("known", found["known"])
     assert len(codec.sizes) > disturbed
     assert [row.num_bytes for row in profile.rows] == sizes
@@ -76,6 +82,18 @@ def test_every_codec_of_a_plan_that_does_anything_is_measured() -> None:
     for codec in found:
         assert all(row.encode_s > 0 and row.decode_s > 0 for row in codec.rows)
         assert codec.encode.seconds(MIB) > codec.encode.seconds(64 * KIB)
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("num_values", [1, 2, 250, 16384])
+def test_a_probed_codec_takes_any_size_and_the_gradient_stays_as_it_is(name: str, num_values: int) -> None:
+    gradient = torch.linspace(-1, 1, num_values)
+    codec, before, result = lone_codec(name, num_values), gradient.clone(), torch.zeros(num_values)
+    following: Round | None = codec.encode(gradient)
+    while following is not None:
+        following = codec.decode(following.tensors, result)
+    assert torch.equal(gradient, before)
+    assert result.any()
 
 
 def test_a_codec_that_takes_no_longer_for_more_has_no_bandwidth() -> None:

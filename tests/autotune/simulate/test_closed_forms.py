@@ -8,7 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autotune.simulate.collectives import all_reduce_latency_s, all_reduce_loads, owned_shares, shard_loads
+from autotune.simulate.collectives import (
+    all_reduce_latency_s,
+    all_reduce_loads,
+    hop_loads,
+    owned_shares,
+    server_shares,
+    shard_loads,
+)
 from autotune.simulate.cost_model import cost_model
 from autotune.simulate.pipeline import crossing_bytes
 from autotune.simulate.simulator import Simulator
@@ -47,11 +54,12 @@ def make_graph(num_ops=4, *, param_bytes=10 * MB, flops=1e9, saved=0.0, output=1
     return OpGraph(ops=ops, saved_bytes_per_sample=saved * num_ops, parameters=parameters)
 
 
-def make_cluster(speeds, *, flops=1e9, latency_s=0.0, emulation="paced"):
+def make_cluster(speeds, *, ranks=None, flops=1e9, latency_s=0.0, emulation="paced"):
+    """A host for each speed, of one rank or as many as `ranks` says."""
     hosts = tuple(
         Host(
             name=f"host{index}",
-            devices=(Device(name=f"device{index}", flops_per_s=flops),),
+            devices=(Device(name=f"device{index}", flops_per_s=flops),) * (ranks[index] if ranks else 1),
             link=Link(up_bytes_per_s=speed, down_bytes_per_s=speed, latency_s=latency_s),
         )
         for index, speed in enumerate(speeds)
@@ -100,14 +108,25 @@ def test_shards_on_uneven_links_reach_the_bound_of_the_slow_host():
     assert simulator.step_s(plan_of(1, 1, 1, 1, bucket_bytes=10**9)) == exact(3.0 + 3.0)
     assert simulator.step_s(plan_of(1, 1, 1, 1, bucket_bytes=10**9, collective="shards")) == exact(3.0 + 2.0)
     assert simulator.limit().network_s == exact(2.0)
-    assert owned_shares([host.link for host in cluster.hosts])[3] == 0.0
+    assert owned_shares(cluster) == exact([1 / 3, 1 / 3, 1 / 3, 0.0])
+    assert owned_shares(cluster)[3] == 0.0
+
+
+def slowest_s(host_of_rank, shares, speeds):
+    """When the last host has sent its bytes, of one byte, message by message."""
+    ranks, sent = range(len(shares)), [0.0] * len(speeds)
+    for rank, owner in itertools.permutations(ranks, 2):
+        for source, target in ((rank, owner), (owner, rank)):
+            for load in hop_loads(host_of_rank, source, target, 1.0):
+                sent[load.host] += load.up_bytes * shares[owner]
+    return max(bytes_ / speed for bytes_, speed in zip(sent, speeds, strict=True))
 
 
 @pytest.mark.parametrize("speeds", [[1, 1, 1, 1], [1, 2, 3, 4], [1, 1, 1, 10], [1, 5, 5], [3, 1], [1, 4, 4, 4, 4]])
 def test_no_other_shares_are_faster(speeds):
-    """Against brute force over a grid of shares."""
-    links = [Link(up_bytes_per_s=speed, down_bytes_per_s=speed) for speed in speeds]
-    loads = shard_loads(links, 1.0)
+    """Against brute force over a grid of shares, on hosts of one rank."""
+    cluster = make_cluster(speeds)
+    loads = shard_loads(cluster.host_of_rank, owned_shares(cluster), 1.0)
     ours = max(load.up_bytes / speed for load, speed in zip(loads, speeds, strict=True))
     others, grid = len(speeds) - 1, 12
     best = min(
@@ -116,8 +135,59 @@ def test_no_other_shares_are_faster(speeds):
         if sum(shares) == grid
     )
     assert ours <= best + 1e-12
-    assert sum(owned_shares(links)) == exact(1.0)
-    assert min(owned_shares(links)) >= 0.0
+    assert sum(owned_shares(cluster)) == exact(1.0)
+    assert min(owned_shares(cluster)) >= 0.0
+
+
+@pytest.mark.parametrize("speeds", [[1, 1, 1], [1, 2, 4], [5, 1, 1], [9, 1, 4], [1, 9, 3]])
+@pytest.mark.parametrize("ranks", [[2, 1, 1], [1, 2, 3], [4, 1, 1], [2, 2, 2], [1, 1, 5]])
+def test_no_other_shares_of_hosts_are_faster(speeds, ranks):
+    """Against brute force over a grid, where hosts have several ranks; a host of most ranks had better own a lot."""
+    cluster = make_cluster(speeds, ranks=ranks)
+    host_of_rank, shares = cluster.host_of_rank, owned_shares(cluster)
+    loads = shard_loads(host_of_rank, shares, 1.0)
+    ours = max(load.down_bytes / speed for load, speed in zip(loads, speeds, strict=True))
+    grid = 24
+    best = min(
+        slowest_s(host_of_rank, [of_host[host] / grid / ranks[host] for host in host_of_rank], speeds)
+        for of_host in itertools.product(range(grid + 1), repeat=len(speeds))
+        if sum(of_host) == grid
+    )
+    assert ours == exact(slowest_s(host_of_rank, shares, speeds))
+    assert ours <= best + 1e-12
+    assert sum(shares) == exact(1.0)
+    assert min(shares) >= 0.0
+
+
+def test_ranks_of_one_host_own_alike_and_their_messages_all_cross():
+    """Two hosts of two ranks: each of four ranks sends half of its bytes across and gets half of the sums back, whoever owns."""
+    cluster = load_cluster("two-fast-two-slow")
+    shares = owned_shares(cluster)
+    assert shares == exact([0.25] * 4)
+    loads = shard_loads(cluster.host_of_rank, shares, 8.0)
+    assert [(load.up_bytes, load.down_bytes) for load in loads] == [exact((16.0, 16.0))] * 2
+
+
+def test_shares_are_equal_where_no_link_is_stated():
+    bare = make_cluster([1, 1, 1], ranks=[1, 2, 3])
+    bare = replace(bare, hosts=tuple(replace(host, link=None) for host in bare.hosts))
+    assert owned_shares(bare) == exact([1 / 6] * 6)
+    assert owned_shares(load_cluster("this-machine").for_ranks(4)) == exact([0.25] * 4)
+
+
+def test_a_host_without_a_link_of_its_own_is_fast():
+    mixed = make_cluster([1, 1, 1])
+    mixed = replace(mixed, hosts=(replace(mixed.hosts[0], link=None), *mixed.hosts[1:]))
+    assert owned_shares(mixed) == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("servers", [(0,), (1, 3), (0, 1, 2, 3)])
+def test_servers_are_shards_of_equal_owners(servers):
+    cluster = make_cluster([1, 1, 1], ranks=[1, 2, 1])
+    shares = server_shares(4, servers)
+    assert [rank for rank, share in enumerate(shares) if share > 0] == list(servers)
+    loads = shard_loads(cluster.host_of_rank, shares, 1.0)
+    assert max(load.up_bytes for load in loads) == exact(slowest_s(cluster.host_of_rank, shares, [1, 1, 1]))
 
 
 def test_even_shards_on_even_links_take_as_long_as_a_ring():
@@ -247,15 +317,15 @@ def test_tensor_parallel_halves_the_work():
 
 
 def test_a_server_shares_its_link():
-    """Rank 0's host serves: rank 1 pushes 10 MB and pulls 10 MB over both links, one after the other."""
+    """Rank 0's host serves: rank 1 pushes 10 MB and pulls 10 MB, and sums come back while gradients still go."""
     simulator = make_simulator(make_graph(1), make_cluster([10 * MB] * 2), 2)
-    assert simulator.step_s(plan_of(1, 1, collective="server", servers=(0,))) == exact(3 + 2)
+    assert simulator.step_s(plan_of(1, 1, collective="server", servers=(0,))) == exact(3 + 1)
 
 
 def test_three_workers_of_one_server_wait_for_its_downlink():
     simulator = make_simulator(make_graph(1), make_cluster([10 * MB] * 4), 4)
     step_s = simulator.step_s(plan_of(1, 1, 1, 1, collective="server", servers=(0,)))
-    assert step_s == exact(3 + 3 + 3)
+    assert step_s == exact(3 + 3)
 
 
 def test_no_plan_beats_the_limit():

@@ -22,7 +22,7 @@ from autotune.study import as_record, now
 from results.environment import describe_environment
 from results.store import write_json
 from tests.benchmarks.measured import MeasuredPlans
-from workloads.plan import CODECS, DDP_CODECS, BatchPlan, CommPlan, CompressionPlan, Plan, default_plan
+from workloads.plan import DDP_CODECS, ONE_ROUND_CODECS, BatchPlan, CommPlan, CompressionPlan, Plan, default_plan
 from workloads.split import even, proportional
 
 WARMUP, STEPS = 2, 5
@@ -48,7 +48,7 @@ def random_plans(bench: Bench, count: int, seed: int) -> list[Plan]:
                 transport=draw.choice(bench.transports),
                 bucket_bytes=2 ** draw.randint(MIN_BUCKET_LOG2, space.max_bucket_log2),
             ),
-            compression=CompressionPlan(codec=draw.choice(DDP_CODECS if reducer == "ddp" else CODECS)),
+            compression=CompressionPlan(codec=draw.choice(DDP_CODECS if reducer == "ddp" else ONE_ROUND_CODECS)),
         )
         plans[plan] = None
     return list(plans)

@@ -1,4 +1,4 @@
-"""Run by mpirun: the contract of a transport, for each of them, plain and paced. Prints {"case", "ok"} from rank 0."""
+"""Run by mpirun: the contract of a transport and its collectives, for each, plain and paced. Prints {"case", "ok"} from rank 0."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ import torch.distributed as dist
 
 from autotune.runtime.control import start_control
 from autotune.runtime.groups import Groups
+from autotune.runtime.traced_group import TracedGroup, taken
+from autotune.simulate.collectives import server_shares, shard_loads
 from workloads.cluster import load_cluster
+from workloads.errors import SpecError
+
+CASES = (("gloo", "ring"), ("mpi", "ring"), ("gloo", "shards"), ("gloo", "server"))
+REFUSED = (("mpi", "shards", ()), ("gloo", "tree", ()), ("gloo", "server", ()), ("gloo", "server", (99,)))
 
 torch.set_num_threads(1)
 control = start_control()
@@ -29,21 +35,50 @@ def allreduce(group: dist.ProcessGroup, *tensors: torch.Tensor) -> None:
         work.wait()
 
 
+def wire_s(collective: str, num_bytes: int) -> float:
+    """What the busiest link needs, all of them being equal."""
+    if collective == "server":
+        loads = shard_loads(range(size), server_shares(size, SERVERS), num_bytes)
+        return max(load.up_bytes for load in loads) / 125e6
+    return 2 * (size - 1) / size * num_bytes / 125e6
+
+
+def is_refused(groups: Groups, transport: str, collective: str, servers: tuple[int, ...]) -> bool:
+    try:
+        with groups.open(transport, collective=collective, servers=servers, timeout_s=30):
+            return False
+    except SpecError as error:
+        return "use" in str(error) or "name" in str(error)
+
+
+SERVERS = (size - 1,)
 for cluster_name in ("this-machine", "mixed4"):
     cluster = load_cluster(cluster_name).for_ranks(size)
     groups = Groups(control, cluster)
-    for transport in ("gloo", "mpi"):
-        where = f"{transport} on {cluster_name}"
-        with groups.open(transport, timeout_s=30) as group:
+    for transport, collective, servers in REFUSED:
+        where = f"{collective} by {servers} over {transport}"
+        tell(f"{where} is refused", ok=is_refused(groups, transport, collective, servers))
+    for transport, collective in CASES:
+        where = f"{collective} over {transport} on {cluster_name}"
+        chosen = {"servers": SERVERS} if collective == "server" else {}
+        with groups.open(
+            transport, collective=collective, **chosen, timeout_s=30, traced=collective == "shards"
+        ) as group:
+            if isinstance(group, TracedGroup):
+                group.recording = True
             for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
                 for length in (1, 3, 1000, 70_001):
                     x = torch.full((length,), float(rank + 1), dtype=dtype)
                     allreduce(group, x)
                     tell(f"{where}: sum of {length} {dtype}", ok=bool((x == size * (size + 1) / 2).all()))
+            taken(group)
             many = [torch.full((n,), float(n * rank)) for n in range(1, 21)]
             allreduce(group, *many)
             total = size * (size - 1) / 2
             tell(f"{where}: many in flight", ok=all(bool((x == n * total).all()) for n, x in enumerate(many, start=1)))
+            noted = [delivery.num_bytes for delivery in taken(group)]
+            wanted = [x.nbytes for x in many] if cluster.is_emulated or collective == "shards" else []
+            tell(f"{where}: noted", ok=noted == wanted)
             options = dist.BroadcastOptions()
             options.rootRank, options.rootTensor = size - 1, 0
             y = torch.arange(5.0) * (rank + 1)
@@ -51,11 +86,13 @@ for cluster_name in ("this-machine", "mixed4"):
             tell(f"{where}: broadcast", ok=bool((y == torch.arange(5.0) * size).all()))
             if cluster.is_emulated and size > 1:
                 z = torch.zeros(500_000)
-                wire_s = 2 * (size - 1) / size * z.nbytes / 125e6
                 control.share(None)
                 begun = time.perf_counter()
                 allreduce(group, z, z.clone())
-                took_s = time.perf_counter() - begun
-                tell(f"{where}: two at once take as long as their bytes together", ok=took_s > 2 * wire_s * 0.99)
+                took_s = max(control.share(time.perf_counter() - begun))
+                tell(
+                    f"{where}: two at once take as long as their bytes together",
+                    ok=took_s > 2 * wire_s(collective, z.nbytes) * 0.99,
+                )
             del group
 control.share(None)

@@ -1,0 +1,161 @@
+"""How ranks agree on the order of exchanges: rank 0 hears every rank's offers and tells every rank what is granted.
+
+Rank 0 decides in whichever thread brings news, its own offers and landings included, so that a decision costs no change of
+threads; a thread of its own only listens to the other ranks. After a failure nothing more is granted, but what was granted
+before is posted by every rank that lives, so no collective is left half joined. It ends when every rank has said goodbye or
+is gone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import astuple
+from typing import Any, Protocol
+
+from autotune.runtime.comm.grants import Grant, Grants, Offer
+from autotune.runtime.comm.line import Line, ready_lines
+
+_OFFER, _GRANT, _FAILED, _GOODBYE, _END = "offer", "grant", "failed", "goodbye", "end"
+"""Messages: a list of one of these and what belongs to it."""
+
+Post = Callable[[Grant], None]
+Fail = Callable[[str], None]
+
+
+class Desk(Protocol):
+    """A rank's way to the decisions. Grants are handed to its `post` in their order, a failure to its `fail`."""
+
+    def offer(self, offer: Offer) -> None:
+        """This rank has a round ready."""
+
+    def landed(self, num_bytes: int) -> None:
+        """A part has arrived on this rank."""
+
+    def leave(self, error: str | None, timeout_s: float) -> None:
+        """This rank needs nothing more, or has failed. Waits for the others so long; after that nothing is posted."""
+
+
+class Coordinator:
+    """Rank 0's desk, which serves the other ranks as well over `lines`, by rank from 1 on."""
+
+    def __init__(self, lines: Sequence[Line], grants: Grants, post: Post, fail: Fail) -> None:
+        self._ranks = {line: rank for rank, line in enumerate(lines, start=1)}
+        self._listening = list(lines)
+        self._grants, self._post, self._fail = grants, post, fail
+        self._deciding = threading.Lock()
+        self._failure: str | None = None
+        self._left = False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="autotune-grants", daemon=True)
+        self._thread.start()
+
+    def offer(self, offer: Offer) -> None:
+        with self._deciding:
+            self._grants.offer(0, offer)
+            self._grant()
+
+    def landed(self, num_bytes: int) -> None:
+        with self._deciding:
+            self._grants.landed(num_bytes)
+            self._grant()
+
+    def leave(self, error: str | None, timeout_s: float) -> None:
+        if error is not None:
+            self._failed(f"rank 0: {error}")
+        with self._deciding:
+            self._left = True
+            self._end_if_all_left()
+        self._ended.wait(timeout_s)
+        for line in self._ranks:
+            line.cut()
+        self._thread.join()
+        for line in self._ranks:
+            line.close()
+
+    def _listen(self) -> None:
+        while self._listening:
+            for line in ready_lines(self._listening):
+                try:
+                    self._hear(line, line.receive())
+                except EOFError:
+                    self._gone(line)
+                    self._failed(f"rank {self._ranks[line]} is gone")
+
+    def _hear(self, line: Line, message: list[Any]) -> None:
+        kind, *rest = message
+        if kind == _OFFER:
+            with self._deciding:
+                self._grants.offer(self._ranks[line], Offer(*rest))
+                self._grant()
+            return
+        self._gone(line)
+        if kind == _FAILED:
+            self._failed(f"rank {self._ranks[line]}: {rest[0]}")
+
+    def _gone(self, line: Line) -> None:
+        with self._deciding:
+            self._listening.remove(line)
+            self._end_if_all_left()
+
+    def _end_if_all_left(self) -> None:
+        if self._left and not self._listening:
+            self._tell([_END])
+            self._ended.set()
+
+    def _grant(self) -> None:
+        if self._failure is not None or not (granted := self._grants.take()):
+            return
+        self._tell([_GRANT, *(astuple(grant) for grant in granted)])
+        for grant in granted:
+            self._post(grant)
+
+    def _failed(self, why: str) -> None:
+        with self._deciding:
+            if self._failure is not None or self._ended.is_set():
+                return
+            self._failure = why
+            self._tell([_FAILED, why])
+        self._fail(why)
+
+    def _tell(self, message: list[Any]) -> None:
+        for line in self._ranks:
+            with suppress(OSError):  # it is gone: its receiving end says so, or has said goodbye
+                line.send(message)
+
+
+class Follower:
+    """The desk of any other rank: a line to rank 0, and a thread that waits for grants and posts them."""
+
+    def __init__(self, line: Line, post: Post, fail: Fail) -> None:
+        self._line, self._post, self._fail = line, post, fail
+        self._thread = threading.Thread(target=self._listen, name="autotune-grants", daemon=True)
+        self._thread.start()
+
+    def offer(self, offer: Offer) -> None:
+        self._say([_OFFER, *astuple(offer)])
+
+    def landed(self, num_bytes: int) -> None:
+        """Rank 0 counts its own landings."""
+
+    def leave(self, error: str | None, timeout_s: float) -> None:
+        self._say([_FAILED, error] if error is not None else [_GOODBYE])
+        self._thread.join(timeout_s)
+        self._line.cut()
+        self._thread.join()
+        self._line.close()
+
+    def _listen(self) -> None:
+        try:
+            while (message := self._line.receive())[0] == _GRANT:
+                for listed in message[1:]:
+                    self._post(Grant(*listed))
+            if message[0] == _FAILED:
+                self._fail(message[1])
+        except EOFError:
+            self._fail("rank 0 is gone")
+
+    def _say(self, message: list[Any]) -> None:
+        with suppress(OSError):  # the line is cut: that is how rank 0 knows
+            self._line.send(message)

@@ -1,0 +1,145 @@
+"""Gradients that travel and are applied together, side by side in one tensor."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from autotune.runtime.comm.codec import Codec
+
+
+class FlatGradients:
+    """Some parameters' gradients in one tensor."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+        first = self.parameters[0]
+        self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
+        sizes = [p.numel() for p in parameters]
+        # `.data`: a version counter of its own, so that what others change is told from what we do with `flat`.
+        self.views = [v.view_as(p).data for p, v in zip(parameters, self.flat.split(sizes), strict=True)]
+        self.hidden = True
+        """Whether the parameters' gradients are somewhere else."""
+
+    def point(self) -> None:
+        """Make sure that the parameters' gradients are these."""
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.grad = view
+        self.hidden = False
+
+    def hide(self) -> None:
+        """Take the gradients out of sight: what is on its way is nobody's to change."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.hidden = True
+
+
+class Stage(enum.Enum):
+    """Where a unit is in its step."""
+
+    FILLING = enum.auto()
+    """Gradients are being accumulated, or none is there yet; parameters are up to date."""
+    OFFERED = enum.auto()
+    """On its way."""
+    LANDED = enum.auto()
+    """Holds the sum over all ranks."""
+
+
+class Unit(FlatGradients):
+    """Some gradients, their codec, and how far they are. What other threads change is changed under the engine's lock."""
+
+    def __init__(self, index: int, parameters: Sequence[nn.Parameter], codec: Codec) -> None:
+        super().__init__(parameters)
+        self.index = index
+        self.codec = codec
+        self.stage = Stage.FILLING
+        self.has_traveled = False
+        """Whether it has landed at least once."""
+        self.offered_in = 0
+        """The backward pass in which it was last offered."""
+        self.round = 0
+        self.unused: frozenset[int] = frozenset()
+        """Once landed: parameters, by place, that had a gradient on no rank."""
+        self.options: list[dict[str, Any]] | None = None
+        """The optimizer's options for the update that waits for this unit to land; None: nobody has asked for one."""
+        self._missing = set(range(len(self.parameters)))
+        self._filled: set[int] = set()
+        self._reopened = False
+        self._versions: list[int] = []
+
+    def accumulated(self, place: int, *, last: bool) -> bool:
+        """A gradient has been accumulated, for the last time before the exchange if `last`; whether that was the last."""
+        self._take(place)
+        self._filled.add(place)
+        if last:
+            self._missing.discard(place)
+        return last and not self._missing
+
+    def close(self) -> list[int]:
+        """No more gradients come: the places of those there are none for."""
+        missing = []
+        for place, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
+            if place in self._filled:
+                self._take(place)
+            elif parameter.grad is None or not self._reopened:
+                missing.append(place)
+                view.zero_()
+            parameter.grad = view
+        self.hidden = False
+        self._versions = [view._version for view in self.views]
+        return missing
+
+    def land(self, unused: Iterable[int]) -> None:
+        """The exchange is over."""
+        self.unused, self.stage, self.has_traveled = frozenset(unused), Stage.LANDED, True
+
+    def reopen(self) -> None:
+        """Further gradients are to be added to what has landed. Every rank adds to the same sum and sends its share of it
+        again, and the shares make up a whole. What was set to None meanwhile is gone.
+        """
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            if parameter.grad is None:
+                view.zero_()
+        self.start(empty=False)
+
+    def start(self, *, empty: bool = True) -> None:
+        """Ready for the gradients of a step."""
+        if empty:
+            self.flat.zero_()
+        self._reopened = not empty
+        self._missing = set(range(len(self.parameters)))
+        self._filled.clear()
+        self.round, self.options, self.stage = 0, None, Stage.FILLING
+
+    def is_written(self, place: int) -> bool:
+        """Whether a gradient is there that is not zero."""
+        gradient = self.parameters[place].grad
+        return gradient is not None and bool(gradient.any())
+
+    def touched(self) -> bool:
+        """Whether somebody else has changed a gradient since it was offered."""
+        return self._versions != [view._version for view in self.views]
+
+    def hide_unused(self) -> None:
+        """As without exchange, a parameter that took no part anywhere has no gradient, and an optimizer leaves it alone."""
+        for place in self.unused:
+            self.parameters[place].grad = None
+
+    def forget(self) -> None:
+        """Drop what has been accumulated, or what has landed and nobody has used."""
+        if self.stage is not Stage.FILLING:
+            self.hide()
+        elif self._filled or self._reopened:
+            self.start()
+            self.point()
+
+    def _take(self, place: int) -> None:
+        """Autograd makes a tensor of its own where the gradient had been set to None."""
+        parameter, view = self.parameters[place], self.views[place]
+        if parameter.grad is not None and parameter.grad is not view:
+            view.copy_(parameter.grad)
+            parameter.grad = view

@@ -1,0 +1,23 @@
+"""The reducer that a plan names."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from autotune.runtime.comm.engine import Engine, Setting
+from autotune.runtime.ddp import DdpReducer
+from autotune.runtime.reducer import BucketReducer, Reducer
+from workloads.plan import Plan
+
+
+def make_reducer(
+    model: nn.Module, optimizer: Optimizer, plan: Plan, group: dist.ProcessGroup, setting: Setting
+) -> Reducer:
+    """Made by all ranks together."""
+    if plan.comm.reducer == "ddp":
+        return DdpReducer(model, plan.comm.bucket_bytes, plan.compression.codec, group)
+    if plan.comm.reducer == "scheduled":
+        return Engine(model, optimizer, plan, group, setting)
+    return BucketReducer(model, plan, group, setting.ranges)

@@ -1,0 +1,76 @@
+"""Where sending factors pays: a layer's rows of every rank, to every rank, against an all-reduce of its gradient.
+
+In bytes the break-even is at Σ rows·(M+N) = 2·M·N on equal links and equal ranks; in time it also depends on who has how
+many rows behind which link, and on the arithmetic of the product, which every rank then does for all rows. The split
+decides on the rows, so a plan's factors follow its split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from autotune.simulate.collectives import Load, all_reduce_loads, gather_loads
+from workloads.cluster import Cluster
+from workloads.graph import Op, OpGraph
+
+ELEMENT_BYTES = 4
+_KEPT_SPLITS = 1024
+
+
+def rows_per_sample(op: Op) -> float:
+    """Rows that one sample brings to a Linear layer: 1, or its tokens."""
+    outputs, inputs = op.factor_shapes[0]
+    return op.flops_per_sample / (2 * outputs * inputs)
+
+
+def factor_bytes(op: Op, samples: Sequence[int], element_bytes: int = ELEMENT_BYTES) -> list[float]:
+    """What each rank sends to every other."""
+    outputs, inputs = op.factor_shapes[0]
+    return [count * rows_per_sample(op) * (outputs + inputs) * element_bytes for count in samples]
+
+
+def worthwhile_factors(
+    graph: OpGraph, cluster: Cluster, samples: Sequence[int], *, collective: str = "ring"
+) -> tuple[str, ...]:
+    """The Linear layers whose factors take less time than an all-reduce, the product included. None where the links or the
+    devices are not stated.
+    """
+    if _has_no_links(cluster):
+        return ()
+    return tuple(op.name for op in graph.ops if op.factor_shapes and _pays(op, cluster, samples, collective))
+
+
+def factor_chooser(graph: OpGraph, cluster: Cluster) -> Callable[[tuple[int, ...]], tuple[str, ...]] | None:
+    """`worthwhile_factors` of any split; None where the model has no Linear layer or no link is stated."""
+    if not any(op.factor_shapes for op in graph.ops) or _has_no_links(cluster):
+        return None
+    return lru_cache(maxsize=_KEPT_SPLITS)(lambda samples: worthwhile_factors(graph, cluster, samples))
+
+
+def _has_no_links(cluster: Cluster) -> bool:
+    return len(cluster.hosts) < 2 or any(host.link is None for host in cluster.hosts)
+
+
+def _pays(op: Op, cluster: Cluster, samples: Sequence[int], collective: str) -> bool:
+    outputs, inputs = op.factor_shapes[0]
+    summed_s = _wire_s(cluster, all_reduce_loads(collective, cluster, outputs * inputs * ELEMENT_BYTES))
+    gathered_s = _wire_s(cluster, gather_loads(cluster.host_of_rank, factor_bytes(op, samples)))
+    return gathered_s + _rebuild_s(op, cluster, samples) < summed_s
+
+
+def _wire_s(cluster: Cluster, loads: Sequence[Load]) -> float:
+    busy_s = [0.0]
+    for load in loads:
+        if (link := cluster.hosts[load.host].link) is not None:
+            busy_s += [load.up_bytes / link.up_bytes_per_s, load.down_bytes / link.down_bytes_per_s]
+    return max(busy_s)
+
+
+def _rebuild_s(op: Op, cluster: Cluster, samples: Sequence[int]) -> float:
+    """The product of the other ranks' rows, on the slowest device; nothing where no speed is stated."""
+    total = sum(samples)
+    return max(
+        op.flops_per_sample * (total - count) / device.flops_per_s if device.flops_per_s else 0.0
+        for device, count in zip(cluster.devices, samples, strict=True)
+    )

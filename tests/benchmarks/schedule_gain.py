@@ -1,0 +1,136 @@
+"""What priority, crossing and factors are worth where communication takes half, as long, and twice as long as computing.
+
+`nox -s schedule_gain` (needs root) makes a lab for every workload and ratio, with links just fast enough, and keeps every
+contender of every cell, with its ideal, under results/published/schedule-gain; `-- again` makes the table of what is kept.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from autotune.bench import capture_workload
+from autotune.simulate.cost import compute_s
+from results.published_table import put_between
+from results.stats import Ratio, speedup
+from results.store import read_json
+from workloads.cluster import Cluster, load_cluster
+from workloads.plan import Plan
+from workloads.registry import load_workload
+
+ROOT = Path(__file__).resolve().parents[2]
+PUBLISHED = ROOT / "results" / "published" / "schedule-gain"
+PAGE = ROOT / "docs" / "scheduling.md"
+PROGRAM = "tests.benchmarks.programs.schedule_gain"
+WORKLOADS = ("vgg", "gpt")
+RATIOS = (0.5, 1.0, 2.0)
+BASELINE = "DDP, best bucket"
+NAMES = ("plain overlap", BASELINE, "priority and crossing", "with factors", "everything")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contender:
+    """One plan in one cell."""
+
+    name: str
+    plan: Plan
+    rounds_s: tuple[float, ...]
+    """The mean step of each round, all contenders in turn."""
+    ideal_s: float
+    """The same plan without any overhead."""
+    cpu_s: float
+    """Processor time of a step, all ranks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GainCell:
+    """One workload on links of one speed."""
+
+    workload: str
+    cluster: Cluster
+    label: str
+    contenders: tuple[Contender, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def ratio(self, name: str) -> Ratio | None:
+        rounds = {one.name: one.rounds_s for one in self.contenders}
+        return speedup(rounds[BASELINE], rounds[name]) if name in rounds else None
+
+
+def cluster_text(workload: str, ratio: float) -> str:
+    """Four equal devices; a ring takes `ratio` times as long as computing an even share of the batch."""
+    loaded = load_workload(workload, {})
+    graph, device = capture_workload(loaded, 0), load_cluster("uniform4").devices[0]
+    seconds = compute_s(graph, device, loaded.global_batch // 4)
+    mbit = 1.5 * graph.param_bytes / (ratio * seconds) * 8 / 1e6
+    speed = f"{mbit:.4g} Mbit/s"
+    lines = [
+        'emulation = "paced"',
+        "[device.fast]",
+        'flops = "2.4 GFLOP/s"',
+        'memory_bandwidth = "2.4 GB/s"',
+        'memory = "1 GiB"',
+    ]
+    for number in range(4):
+        lines += ["[[host]]", f'name = "host{number}"', 'devices = ["fast"]']
+        lines += [f'uplink = "{speed}"', f'downlink = "{speed}"', 'latency = "50 us"']
+    return "\n".join(lines) + "\n"
+
+
+def measure(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    autotune = str(Path(sys.executable).with_name("autotune"))
+    for workload in WORKLOADS:
+        for ratio in RATIOS:
+            mix = folder / f"{workload}-x{ratio:g}.toml"
+            mix.write_text(cluster_text(workload, ratio))
+            subprocess.run([autotune, "lab", "up", "--name", "gain", "--cluster", str(mix)], check=True)
+            try:
+                command = [sys.executable, "-m", PROGRAM, workload, str(mix), str(mix.with_suffix(".json"))]
+                subprocess.run([autotune, "lab", "run", "--name", "gain", "--", *command], check=True, cwd=ROOT)
+            finally:
+                subprocess.run([autotune, "lab", "down", "--name", "gain"], check=True)
+
+
+def table(folder: Path) -> str:
+    """Per cell: step of DDP's best, and how many times faster the others are, with how much of their ideal they reach."""
+    lines = [
+        "| workload | communication / computing | label | " + " | ".join(NAMES) + " |",
+        "|---|---|---|" + "---|" * len(NAMES),
+    ]
+    for workload in WORKLOADS:
+        for ratio in RATIOS:
+            path = folder / f"{workload}-x{ratio:g}.json"
+            if path.exists():
+                cell = read_json(GainCell, path)
+                shown = " | ".join(_shown(cell, name) for name in NAMES)
+                lines.append(f"| {workload} | {ratio:g} | {cell.label} | {shown} |")
+    return "\n".join(lines)
+
+
+def _shown(cell: GainCell, name: str) -> str:
+    one = next((one for one in cell.contenders if one.name == name), None)
+    ratio = cell.ratio(name)
+    if one is None or ratio is None:
+        return "factors do not pay"
+    step_s = median(one.rounds_s)
+    reached = f"{one.ideal_s / step_s:.0%} of ideal, {one.cpu_s:.2f} CPU-s"
+    if name == BASELINE:
+        return f"{1000 * step_s:.0f} ms, {reached}"
+    text = f"{ratio.value:.3f}x ({ratio.low:.3f}-{ratio.high:.3f})"
+    return f"{'**' + text + '**' if ratio.verdict == 'faster' else text}, {reached}"
+
+
+def main() -> None:
+    if sys.argv[1:] != ["again"]:
+        measure(PUBLISHED)
+    text = table(PUBLISHED)
+    put_between(PAGE, "<!-- gain -->", "<!-- /gain -->", text)
+    sys.stdout.write(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

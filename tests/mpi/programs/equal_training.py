@@ -1,0 +1,194 @@
+"""Run by mpirun: parameters after scheduled training against plain training of one process on the whole batch.
+
+`python equal_training.py STEPS DTYPE [quick]`; prints one JSON line per case from rank 0. In float32 the yardstick is the
+difference of two plain trainings that add up the same gradients in another order of ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+
+from autotune.runtime.comm.engine import Engine, Setting
+from autotune.runtime.control import start_control
+from autotune.runtime.groups import Groups
+from workloads.cluster import load_cluster
+from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
+from workloads.registry import load_workload
+from workloads.split import bounds, proportional
+
+NUM_STEPS, DTYPE, QUICK = int(sys.argv[1]), sys.argv[2], sys.argv[3:] == ["quick"]
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
+    "sgd": lambda p: SGD(p, lr=0.05),
+    "momentum": lambda p: SGD(p, lr=0.02, momentum=0.9, weight_decay=1e-3),
+    "adam": lambda p: Adam(p, lr=1e-3),
+    "adamw": lambda p: AdamW(p, lr=1e-3, weight_decay=0.05),
+    "rmsprop": lambda p: RMSprop(p, lr=1e-4),
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "crossing": {},
+    "barrier, first come": {"crosses_steps": False, "priority": "fifo"},
+    "shards": {"collective": "shards"},
+    "server": {"collective": "server"},
+    "mpi": {"transport": "mpi"},
+    "factors": {"factors": True},
+}
+
+
+class Tied(nn.Module):
+    """Attention whose out_proj is never called, and an output layer that is the embedding again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, 16)
+        self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        x = self.norm(x + self.down(self.up(x).relu()))
+        return nn.functional.linear(x, self.embed.weight)
+
+
+class TiedJob:
+    """Predict the same token."""
+
+    global_batch = 16
+
+    def model(self) -> nn.Module:
+        return Tied().to(getattr(torch, DTYPE))
+
+    def dataset(self) -> Any:
+        tokens = torch.randint(0, 32, (512, 6), generator=torch.Generator().manual_seed(1))
+        return torch.utils.data.TensorDataset(tokens, tokens.roll(1, 1))
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+
+JOBS: dict[str, Callable[[], Any]] = {
+    "mlp": lambda: load_workload("mlp-tiny", {"dtype": DTYPE}),
+    "tied": TiedJob,
+    "gpt": lambda: load_workload("gpt-tiny", {"dtype": DTYPE}),
+    "resnet": lambda: load_workload("resnet-tiny", {"dtype": DTYPE}),
+}
+
+
+def rows(job: Any, dataset: Any, step: int) -> Any:
+    size = len(dataset)
+    return dataset[torch.arange(step * job.global_batch, (step + 1) * job.global_batch) % size]
+
+
+def part(batch: Any, start: int, count: int) -> Any:
+    return tuple(tensor[start : start + count] for tensor in batch)
+
+
+def train(made: tuple[nn.Module, Optimizer], gradients: Callable[[nn.Module, int], None]) -> nn.Module:
+    """NUM_STEPS with an lr schedule; `gradients` leaves those of a step."""
+    model, optimizer = made
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, NUM_STEPS)
+    for step in range(NUM_STEPS):
+        optimizer.zero_grad()
+        gradients(model, step)
+        optimizer.step()
+        schedule.step()
+    return model
+
+
+def fresh(job: Any, optimizer_name: str) -> tuple[nn.Module, Optimizer]:
+    torch.manual_seed(5)
+    model = job.model()
+    return model, OPTIMIZERS[optimizer_name](model.parameters())
+
+
+def plain(job: Any, optimizer_name: str, samples: tuple[int, ...], order: list[int]) -> nn.Module:
+    """One process; the gradient is the sum of the ranks' parts, taken in this order."""
+    dataset = job.dataset()
+
+    def gradients(model: nn.Module, step: int) -> None:
+        batch = rows(job, dataset, step)
+        for rank in order:
+            loss = job.loss(model, part(batch, sum(samples[:rank]), samples[rank]))
+            (loss * (samples[rank] / job.global_batch)).backward()
+
+    return train(fresh(job, optimizer_name), gradients)
+
+
+def scheduled(job: Any, optimizer_name: str, plan: Plan, groups: Groups, rank: int) -> nn.Module:
+    dataset, samples, comm = job.dataset(), plan.batch.samples, plan.comm
+    with groups.open(comm.transport, collective=comm.collective, servers=comm.servers, timeout_s=60) as group:
+        made = fresh(job, optimizer_name)
+        weight = samples[rank] / job.global_batch
+        engine = Engine(*made, plan, group, Setting(weight=weight, timeout_s=60))
+
+        def gradients(model: nn.Module, step: int) -> None:
+            batch = part(rows(job, dataset, step), sum(samples[:rank]), samples[rank])
+            job.loss(model, batch).backward()
+
+        model = train(made, gradients)
+        engine.detach()
+        assert engine.barrier_reason == ("" if comm.crosses_steps else "the plan says so")
+        del engine, group
+    return model
+
+
+def distance(a: nn.Module, b: nn.Module) -> float:
+    ours, theirs = (torch.cat([p.detach().double().reshape(-1) for p in model.parameters()]) for model in (a, b))
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+def linear_layers(model: nn.Module) -> tuple[str, ...]:
+    """Those that a plan may have send factors: called as layers, with weights of their own."""
+    return tuple(n for n, m in model.named_modules() if type(m) is nn.Linear and "attention" not in n)
+
+
+def cases() -> Iterator[tuple[str, str, list[str]]]:
+    """Every model with every optimizer; every way with one of them, the ways that touch optimizers with all."""
+    if QUICK:
+        yield from [("mlp", "adamw", list(WAYS)), ("tied", "momentum", list(WAYS))]
+        return
+    for job in JOBS:
+        for optimizer in OPTIMIZERS:
+            yield job, optimizer, list(WAYS) if optimizer == "adamw" else ["crossing", "factors"]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    control = start_control()
+    size = control.size
+    groups = Groups(control, load_cluster("this-machine").for_ranks(size))
+    for job_name, optimizer_name, ways in cases():
+        job = JOBS[job_name]()
+        uneven = proportional(
+            [1.0 / (1 + rank) for rank in range(size)], job.global_batch, bounds(size, job.global_batch)
+        )
+        model = plain(job, optimizer_name, uneven, list(range(size)))
+        floor = distance(plain(job, optimizer_name, uneven, list(reversed(range(size)))), model)
+        for way in ways:
+            options = {"partition_bytes": 3000, "credit_bytes": 9000, "crosses_steps": True} | WAYS[way]
+            factors = linear_layers(model) if options.pop("factors", False) else ()
+            if options.get("collective") == "server":
+                options["servers"] = (size - 1,)
+            plan = Plan(
+                batch=BatchPlan(samples=uneven),
+                comm=CommPlan(reducer="scheduled", **options),
+                compression=CompressionPlan(factors=factors),
+            )
+            error = distance(scheduled(job, optimizer_name, plan, groups, control.rank), model)
+            errors = control.gather(error)
+            if errors is not None:
+                case = {"model": job_name, "optimizer": optimizer_name, "way": way, "ranks": size, "dtype": DTYPE}
+                sys.stdout.write(json.dumps(case | {"error": max(errors), "order": floor}) + "\n")
+                sys.stdout.flush()
+    control.share(None)
+
+
+main()
