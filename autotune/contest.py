@@ -11,10 +11,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
+from typing import Any
 
 from autotune.runtime.crew import Measurement
 from results.record import AGAIN, BEST, DDP_DEFAULT, DDP_TUNED, Contender, Role, TrialRecord
-from workloads.plan import DDP_CODECS, Plan
+from workloads.errors import SpecError
+from workloads.plan import CommPlan, Plan
 from workloads.quantity import format_bytes
 
 _CLOSE = 0.02
@@ -90,20 +92,46 @@ def entries(records: Sequence[TrialRecord], best: Plan) -> list[Entry]:
 
 def reverted(best: Plan, default: Plan) -> list[Entry]:
     """The best plan with one knob at a time as in the default; knobs that are so anyway are left out."""
-    bucket = dataclasses.replace(best.comm, bucket_bytes=default.comm.bucket_bytes)
-    transport = dataclasses.replace(best.comm, transport=default.comm.transport)
+    comm, compression = best.comm, best.compression
+    is_scheduled = comm.reducer == "scheduled"
+    size = {"partition_bytes" if is_scheduled else "bucket_bytes": default.comm.bucket_bytes}
+    plain_codec = dataclasses.replace(compression, codec=default.compression.codec)
     changed = [
         ("batch split", "even split", dataclasses.replace(best, batch=default.batch)),
-        ("bucket size", f"{format_bytes(bucket.bucket_bytes)} buckets", dataclasses.replace(best, comm=bucket)),
-        ("codec", f"codec {default.compression.codec}", dataclasses.replace(best, compression=default.compression)),
-        ("reducer", "DDP reducer", dataclasses.replace(best, comm=dataclasses.replace(best.comm, reducer="ddp"))),
-        ("transport", f"over {transport.transport}", dataclasses.replace(best, comm=transport)),
+        (
+            "partition size" if is_scheduled else "bucket size",
+            f"{format_bytes(default.comm.bucket_bytes)} {'partitions' if is_scheduled else 'buckets'}",
+            _with_comm(best, **size),
+        ),
+        ("crossing", "a barrier every step", _with_comm(best, crosses_steps=False)),
+        ("factors", "no factors", dataclasses.replace(best, compression=dataclasses.replace(compression, factors=()))),
+        ("codec", f"codec {default.compression.codec}", dataclasses.replace(best, compression=plain_codec)),
+        ("collective", "a ring", _with_comm(best, collective="ring", servers=())),
+        ("reducer", "plain buckets" if is_scheduled else "DDP reducer", _plainer(best)),
+        ("transport", f"over {default.comm.transport}", _with_comm(best, transport=default.comm.transport)),
     ]
     return [
         Entry(name=f"{BEST}, {text}", plan=plan, reverts=knob)
         for knob, text, plan in changed
         if plan != best and _runs(plan)
     ]
+
+
+def _with_comm(plan: Plan, **changes: Any) -> Plan:
+    return dataclasses.replace(plan, comm=dataclasses.replace(plan.comm, **changes))
+
+
+def _plainer(plan: Plan) -> Plan:
+    """The next simpler reducer: buckets instead of a schedule, torch's instead of our buckets."""
+    if plan.comm.reducer != "scheduled":
+        return _with_comm(plan, reducer="ddp")
+    comm = CommPlan(
+        transport=plan.comm.transport,
+        collective=plan.comm.collective,
+        servers=plan.comm.servers,
+        bucket_bytes=plan.comm.partition_bytes,
+    )
+    return dataclasses.replace(plan, comm=comm, compression=dataclasses.replace(plan.compression, factors=()))
 
 
 def contenders(chosen: Sequence[Entry], measured: Sequence[Measurement]) -> tuple[Contender, ...]:
@@ -115,5 +143,9 @@ def contenders(chosen: Sequence[Entry], measured: Sequence[Measurement]) -> tupl
 
 
 def _runs(plan: Plan) -> bool:
-    """DDP takes fewer codecs than our own reducer, and no rank without samples."""
-    return plan.comm.reducer != "ddp" or (plan.compression.codec in DDP_CODECS and min(plan.batch.samples) > 0)
+    """Not every reducer takes every codec, and DDP no rank without samples."""
+    try:
+        plan.validate(num_ranks=len(plan.batch.samples), global_batch=sum(plan.batch.samples))
+    except SpecError:
+        return False
+    return True

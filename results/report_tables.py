@@ -27,9 +27,10 @@ from results.units import (
     format_rate,
     format_shares,
     format_times,
+    pieces,
+    way_to_send,
 )
-from workloads.plan import MIB
-from workloads.quantity import format_bytes
+from workloads.plan import MIB, Plan
 
 Row = TypeVar("Row")
 GAP = 2
@@ -107,6 +108,10 @@ def _of_limit(row: Standing) -> str:
     return format_percent(row.fraction_of_limit) + mark
 
 
+def _codec(plan: Plan) -> str:
+    return f"{plan.compression.codec}, factors" if plan.compression.factors else plan.compression.codec
+
+
 def _number(value: float | None) -> str:
     return MISSING if value is None else format_number(value)
 
@@ -171,10 +176,10 @@ TRIALS: list[Column[TrialRow]] = [
     Column("vs\ndefault", lambda row: format_times(row.ratio_to_default)),
     Column("CPU s\n/step", lambda row: _number(row.cpu_s_per_step), spare=2),
     Column("samples", lambda row: format_shares(row.plan.batch.samples), is_text=True),
-    Column("bucket", lambda row: format_bytes(row.plan.comm.bucket_bytes)),
-    Column("reducer", lambda row: row.plan.comm.reducer, is_text=True),
+    Column("pieces", lambda row: pieces(row.plan.comm), is_text=True),
+    Column("reducer", lambda row: way_to_send(row.plan.comm) or "bucketed", is_text=True),
     Column("transport", lambda row: row.plan.comm.transport, is_text=True, spare=1),
-    Column("codec", lambda row: row.plan.compression.codec, is_text=True),
+    Column("codec", lambda row: _codec(row.plan), is_text=True),
 ]
 
 MIXES: list[Column[MixRow]] = [

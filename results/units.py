@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from workloads.plan import Plan
+from workloads.plan import CommPlan, Plan
 from workloads.quantity import format_bytes
 
+MANY_PARTS = 1000
+"""From here on a credit is as good as none."""
 MANY_RANKS = 8
 NEAR_ONE = (0.9, 1.1)
 MISSING = "-"
@@ -65,11 +67,26 @@ def format_duration(seconds: float) -> str:
 
 
 def plan_summary(plan: Plan) -> str:
-    """A plan in one line: "samples 27/18/13/6  bucket 1 MiB  gloo  none"; torch's own DDP is named first."""
-    comm = plan.comm
-    bucket = f"bucket {format_bytes(comm.bucket_bytes)}"
-    parts = (f"samples {format_shares(plan.batch.samples)}", bucket, comm.transport, plan.compression.codec)
-    return "  ".join(("DDP", *parts) if comm.reducer == "ddp" else parts)
+    """A plan in one line: "samples 27/18/13/6  bucket 1 MiB  gloo  none"; what is not our plain reducer is named first."""
+    comm, compression = plan.comm, plan.compression
+    parts = [way_to_send(comm), f"samples {format_shares(plan.batch.samples)}", pieces(comm), comm.transport]
+    parts += [compression.codec, f"{len(compression.factors)} layers by factors" if compression.factors else ""]
+    return "  ".join(part for part in parts if part)
+
+
+def way_to_send(comm: CommPlan) -> str:
+    """The reducer in a word or two, with its collective if that is not a ring; empty for our plain one."""
+    scheduled = "crossing" if comm.crosses_steps else "scheduled"
+    name = {"ddp": "DDP", "scheduled": scheduled}.get(comm.reducer, "")
+    return " ".join(part for part in (name, comm.collective if comm.collective != "ring" else "") if part)
+
+
+def pieces(comm: CommPlan) -> str:
+    """What travels at once: "bucket 1 MiB", or "parts 256 KiB, 4 at once"."""
+    if comm.reducer != "scheduled":
+        return f"bucket {format_bytes(comm.bucket_bytes)}"
+    at_once = max(comm.credit_bytes // comm.partition_bytes, 1)
+    return f"parts {format_bytes(comm.partition_bytes)}" + (f", {at_once} at once" if at_once < MANY_PARTS else "")
 
 
 def format_shares(samples: tuple[int, ...]) -> str:

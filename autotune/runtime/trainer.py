@@ -195,7 +195,8 @@ class Trainer:
         return step
 
     def meet(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank is here, with nothing on its way."""
+        self.settle()
         self.group.barrier().wait()
 
     def record_collectives(self, *, on: bool) -> None:

@@ -29,6 +29,7 @@ from workloads.plan import Plan
 from workloads.workload import Workload
 
 SAME_CLOCK = ClockOffset()
+Way = tuple[str, str, tuple[int, ...], int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +106,7 @@ class RankRunner:
         def measure(trainers: list[Trainer], deadline: float) -> list[RankOutcome]:
             for trainer in trainers:
                 _warm_up(trainer, effort.warmup, deadline)
+                trainer.settle()
             all_steps: list[list[Step]] = [[] for _ in plans]
             cpu_s = [0.0 for _ in plans]
             means: list[list[float]] = [[] for _ in plans]
@@ -165,11 +167,13 @@ class RankRunner:
         seat = replace(self._seat, timeout_s=timeout_s)
         try:
             with ExitStack() as stack:
-                ways = sorted({_way(plan) for plan in plans})
-                groups = {way: stack.enter_context(self._open(way, timeout_s, traced=traced)) for way in ways}
+                ways = [_way(plan, index) for index, plan in enumerate(plans)]
+                groups = {
+                    way: stack.enter_context(self._open(way, timeout_s, traced=traced)) for way in sorted(set(ways))
+                }
                 try:
-                    for plan in plans:
-                        group = groups[_way(plan)]
+                    for plan, way in zip(plans, ways, strict=True):
+                        group = groups[way]
                         trainers.append(Trainer(self._workload, plan, group, seat, seed=self._seed))
                         del group
                     return measure(trainers, deadline)
@@ -189,10 +193,8 @@ class RankRunner:
                 self._seat.replay.leave()
             gc.collect()
 
-    def _open(
-        self, way: tuple[str, str, tuple[int, ...]], timeout_s: float, *, traced: bool
-    ) -> AbstractContextManager[dist.ProcessGroup]:
-        transport, collective, servers = way
+    def _open(self, way: Way, timeout_s: float, *, traced: bool) -> AbstractContextManager[dist.ProcessGroup]:
+        transport, collective, servers, _ = way
         return self._groups.open(transport, collective=collective, servers=servers, timeout_s=timeout_s, traced=traced)
 
     def _outcome(self, trainer: Trainer, steps: list[Step], cpu_s: float) -> RankOutcome:
@@ -213,9 +215,10 @@ class RankRunner:
         )
 
 
-def _way(plan: Plan) -> tuple[str, str, tuple[int, ...]]:
-    """What decides which process group a plan needs."""
-    return plan.comm.transport, plan.comm.collective, plan.comm.servers
+def _way(plan: Plan, index: int) -> Way:
+    """What decides which process group a plan needs. A schedule posts when it sees fit and shares its group with nobody."""
+    own = index if plan.comm.reducer == "scheduled" else -1
+    return plan.comm.transport, plan.comm.collective, plan.comm.servers, own
 
 
 def _warm_up(trainer: Trainer, num_steps: int, deadline: float) -> None:
