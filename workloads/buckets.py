@@ -40,15 +40,20 @@ def ddp_bucket_indices(bucket_bytes: int, sizes: Sequence[int]) -> list[list[int
     the cap; with the default cap the first one at 1 MiB already.
     """
     limits = [MIB, bucket_bytes] if bucket_bytes == DDP_BUCKET_BYTES else [bucket_bytes]
-    buckets: list[list[int]] = []
+    return _closed_when_reached(limits, sizes)
+
+
+def _closed_when_reached(limits: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+    """Neighbours together until they reach the limit; the last limit holds for all further ones."""
+    groups: list[list[int]] = []
     filled = 0
     for index, size in enumerate(sizes):
-        if not buckets or filled >= limits[min(len(buckets), len(limits)) - 1]:
-            buckets.append([])
+        if not groups or filled >= limits[min(len(groups), len(limits)) - 1]:
+            groups.append([])
             filled = 0
-        buckets[-1].append(index)
+        groups[-1].append(index)
         filled += size
-    return buckets
+    return groups
 
 
 def unit_indices(
@@ -58,23 +63,23 @@ def unit_indices(
     kinds: Sequence[Hashable] | None = None,
     layers: Sequence[Hashable | None] | None = None,
 ) -> list[list[int]]:
-    """The gradients of each unit of reducer "scheduled": small neighbours are fused up to a partition; what is larger stands
-    alone, and is cut. `layers`: gradients of one such layer make a unit of their own, None where there is none.
+    """The gradients of each unit of reducer "scheduled": neighbours are fused until they reach a partition, and what is
+    larger is cut. `layers`: gradients of one such layer make a unit of their own, None where there is none.
     """
-    keys = layers if layers is not None else [None] * len(sizes)
+    none = [None] * len(sizes)
+    runs = list(zip(kinds or none, layers or none, strict=True))
     units: list[list[int]] = []
     start = 0
-    for end in _ends_of_runs(keys, len(sizes)):
-        if keys[start] is not None:
+    for end in _ends_of_runs(runs, len(sizes)):
+        if runs[start][1] is not None:
             units.append(list(range(start, end)))
         else:
-            some = kinds[start:end] if kinds is not None else None
-            fused = bucket_indices(partition_bytes, sizes[start:end], some)
+            fused = _closed_when_reached([partition_bytes], sizes[start:end])
             units += [[start + index for index in unit] for unit in fused]
         start = end
     return units
 
 
 def num_partitions(partition_bytes: int, num_bytes: int, num_elements: int) -> int:
-    """Into how many parts of equal size a unit is cut: none larger than a partition, none empty."""
-    return max(1, min(-(-num_bytes // partition_bytes), num_elements))
+    """Into how many parts of equal size a unit is cut: each about a partition, none empty."""
+    return max(1, min(round(num_bytes / partition_bytes), num_elements))

@@ -34,21 +34,23 @@ def test_buckets_do_not_mix_kinds():
 
 
 @pytest.mark.parametrize("partition_bytes", [1, 7, 10, 64, 10**9])
-def test_units_hold_every_gradient_once_and_parts_are_no_larger_than_asked(partition_bytes):
+def test_units_hold_every_gradient_once_and_parts_are_about_as_large_as_asked(partition_bytes):
     sizes = [3, 50, 1, 1, 1, 20, 7]
     units = unit_indices(partition_bytes, sizes)
     assert [index for unit in units for index in unit] == list(range(len(sizes)))
     for unit in units:
         num_bytes = sum(sizes[index] for index in unit)
         count = num_partitions(partition_bytes, num_bytes, num_bytes)
-        assert -(-num_bytes // count) <= partition_bytes
+        assert num_bytes / count <= 1.5 * partition_bytes
         assert count <= num_bytes
 
 
-def test_small_neighbours_are_fused_and_large_gradients_stand_alone():
-    assert unit_indices(10, [4, 4, 4, 25]) == [[0, 1], [2], [3]]
-    assert num_partitions(10, 25, 25) == 3
+def test_neighbours_are_fused_until_they_reach_a_partition_and_large_units_cut():
+    assert unit_indices(10, [4, 4, 4, 25, 1]) == [[0, 1, 2], [3], [4]]
+    assert unit_indices(10, [4, 25, 1]) == [[0, 1], [2]]
+    assert (num_partitions(10, 24, 24), num_partitions(10, 26, 26)) == (2, 3)
     assert num_partitions(1, 32, 4) == 4
+    assert num_partitions(100, 7, 7) == 1
 
 
 def test_a_layer_of_its_own_is_a_unit_whatever_its_size():

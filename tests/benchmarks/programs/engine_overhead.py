@@ -20,11 +20,14 @@ from autotune.runtime.crew import Measurement, follow
 from autotune.runtime.trial import Effort
 from results.environment import describe_environment
 from results.stats import speedup
+from workloads.buckets import ddp_bucket_indices, unit_indices
+from workloads.graph import OpGraph
 from workloads.plan import MIB, BatchPlan, CommPlan, Plan
 from workloads.split import even
 
 ALL = 2**40
-BUCKET_BYTES = MIB
+BUCKET_BYTES = 2 * MIB
+"""With which DDP and the schedule make the same buckets of these models, and the schedule cuts none: see `check_buckets`."""
 PLANS = {
     "plain, one bucket": CommPlan(bucket_bytes=ALL),
     "neutralised": CommPlan(reducer="scheduled", partition_bytes=ALL, credit_bytes=ALL, priority="fifo"),
@@ -43,6 +46,15 @@ PAIRS = (
     ("scheduled, cut like DDP", "DDP"),
     ("scheduled, crossing", "DDP"),
 )
+
+
+def check_buckets(graph: OpGraph) -> None:
+    """The same messages on both sides, or the comparison says nothing."""
+    sizes = [parameter.num_bytes for parameter in reversed(graph.parameters)]
+    units = unit_indices(BUCKET_BYTES, sizes)
+    totals = [sum(sizes[index] for index in unit) for unit in units]
+    if units != ddp_bucket_indices(BUCKET_BYTES, sizes) or max(totals) >= 1.5 * BUCKET_BYTES:
+        raise ValueError(f"units of {totals} bytes are not what DDP makes of them, or are cut: choose another size")
 
 
 def compared(measured: dict[str, Measurement]) -> list[dict[str, Any]]:
@@ -81,6 +93,7 @@ def main() -> None:
         if not control.is_leader:
             follow(control, bench.runner)
             continue
+        check_buckets(bench.graph)
         samples = even(bench.info.global_batch, bench.limits)
         plans = [Plan(batch=BatchPlan(samples=samples), comm=replace(comm)) for comm in PLANS.values()]
         effort = Effort(warmup=3, steps=options.steps, timeout_s=600, traced=False)
