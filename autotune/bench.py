@@ -70,6 +70,8 @@ class Bench:
     crew: Crew
     limits: Bounds
     transports: tuple[str, ...]
+    codecs: tuple[str, ...] = ONE_ROUND_CODECS
+    """What a search that may be lossy chooses from."""
     changing: ChangingMix | None = None
     """The mix under the trace that is replayed, if any."""
 
@@ -91,7 +93,7 @@ class Bench:
             limits=self.limits,
             reference=reference,
             transports=self.transports,
-            codecs=ONE_ROUND_CODECS if allow_lossy else LOSSLESS_CODECS,
+            codecs=self.codecs if allow_lossy else LOSSLESS_CODECS,
             max_bucket_log2=max_bucket_log2(self.info.param_bytes),
             factors_for=factor_chooser(self.graph, self.cluster),
             **ways_to_send(len(self.cluster.devices), self.transports),
@@ -153,6 +155,7 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> Bench:
         crew=Crew(control, runner),
         limits=limits,
         transports=("nccl",) if on_gpu else job.transports,
+        codecs=job.codecs,
         changing=changing,
     )
 

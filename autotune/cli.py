@@ -18,6 +18,7 @@ from autotune.question import METHODS, OBJECTIVES, Aim, Question
 from autotune.runtime.control import launched_rank
 from workloads.cluster import cluster_names
 from workloads.errors import AutotuneError
+from workloads.plan import CODECS, ONE_ROUND_CODECS
 from workloads.registry import workload_names
 from workloads.trace_file import trace_names
 
@@ -132,7 +133,17 @@ def _add_sweep(commands: Any) -> None:
     parser.add_argument(
         "--sampler", default="tpe", choices=("tpe", "random"), help="random is the control: same budget, no guidance"
     )
-    parser.add_argument("--allow-lossy", action="store_true", help="let the search round gradients to fp16 or bf16")
+    parser.add_argument(
+        "--allow-lossy",
+        action="store_true",
+        help="let the search use codecs that change gradients, under a quality guard",
+    )
+    parser.add_argument(
+        "--codecs",
+        default=",".join(ONE_ROUND_CODECS),
+        metavar="LIST",
+        help=f"codecs to choose from, if lossy ones are allowed: {', '.join(CODECS)} (default %(default)s)",
+    )
     parser.add_argument(
         "--transports", default="gloo,mpi", metavar="LIST", help="transports to choose from (default gloo,mpi)"
     )
@@ -302,6 +313,7 @@ def _run_sweep(options: argparse.Namespace, arguments: list[str]) -> int:
         sampler=options.sampler,
         allow_lossy=options.allow_lossy,
         transports=_names(options.transports),
+        codecs=_names(options.codecs),
         warmup=options.warmup,
         steps=options.steps,
     )

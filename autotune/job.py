@@ -12,7 +12,7 @@ from results.record import BestPlan
 from results.store import read_json, safe_name, writable_folder
 from workloads.cluster import Cluster, load_cluster
 from workloads.errors import SpecError, unknown_name
-from workloads.plan import TRANSPORTS
+from workloads.plan import CODECS, LOSSLESS_CODECS, ONE_ROUND_CODECS, TRANSPORTS
 from workloads.registry import check_workload_name
 from workloads.trace import ChangingMix
 from workloads.trace_file import load_trace
@@ -39,6 +39,8 @@ class Job:
     sampler: str = "tpe"
     allow_lossy: bool = False
     transports: tuple[str, ...] = ("gloo", "mpi")
+    codecs: tuple[str, ...] = ONE_ROUND_CODECS
+    """What to choose from, if lossy codecs are allowed."""
     warmup: int = 2
     steps: int | None = None
     """Scored steps per trial; None: as many as take about a second."""
@@ -118,6 +120,11 @@ def _check_names(job: Job) -> None:
     for transport in job.transports:
         if transport not in TRANSPORTS:
             raise unknown_name("transport", transport, TRANSPORTS)
+    for codec in job.codecs:
+        if codec not in CODECS:
+            raise unknown_name("codec", codec, CODECS)
+    if not set(job.codecs) & set(LOSSLESS_CODECS):
+        raise SpecError(f"--codecs {','.join(job.codecs)!r} has no lossless one: name none as well, to compare with")
     if "/" in job.study_name or job.study_name in ("", ".", "..", BEST_FOLDER, RACE_FOLDER):
         raise SpecError(
             f"--study {job.study_name!r}: a study's name becomes a folder: no slash, and not {BEST_FOLDER!r} "

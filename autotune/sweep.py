@@ -7,12 +7,14 @@ so the same command resumes a sweep that was interrupted at any point.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from statistics import median
 
 from autotune.bench import Bench, set_up
 from autotune.contest import contenders, entries
 from autotune.job import Job
 from autotune.network_profile import measure_all_reduces
+from autotune.quality import guarded_codecs
 from autotune.runtime.control import Control
 from autotune.runtime.crew import follow
 from autotune.runtime.trial import Effort
@@ -53,6 +55,9 @@ def sweep_one(job: Job, bench: Bench, watcher: Watcher, all_reduces: tuple[Colle
     study.simulator = bench_simulator(job, bench, all_reduces)
     if study.simulator is None:
         watcher.phase("these devices state no speed and have no profile: searching without predictions")
+    if job.allow_lossy:
+        passed = guarded_codecs(bench, timeout_s=job.timeout_s, say=watcher.phase)
+        bench = study.bench = replace(bench, codecs=passed)
     try:
         tune(study, HandTunedDdp(bench))
         options = SearchOptions(sampler=job.sampler, seed=job.seed, allow_lossy=job.allow_lossy, trials=job.trials)

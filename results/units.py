@@ -77,12 +77,15 @@ def plan_summary(plan: Plan) -> str:
 def way_to_send(comm: CommPlan) -> str:
     """The reducer in a word or two, with its collective if that is not a ring; empty for our plain one."""
     scheduled = "crossing" if comm.crosses_steps else "scheduled"
-    name = {"ddp": "DDP", "scheduled": scheduled}.get(comm.reducer, "")
+    averaged = f"mean of models every {comm.average_every} steps"
+    name = {"ddp": "DDP", "scheduled": scheduled, "averaged": averaged}.get(comm.reducer, "")
     return " ".join(part for part in (name, comm.collective if comm.collective != "ring" else "") if part)
 
 
 def pieces(comm: CommPlan) -> str:
     """What travels at once: "bucket 1 MiB", or "parts 256 KiB, 4 at once"."""
+    if comm.reducer == "averaged":
+        return ""
     if comm.reducer != "scheduled":
         return f"bucket {format_bytes(comm.bucket_bytes)}"
     at_once = max(comm.credit_bytes // comm.partition_bytes, 1)

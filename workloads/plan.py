@@ -15,7 +15,7 @@ from workloads.serial import digest, to_data
 MIB = 2**20
 DDP_BUCKET_BYTES = 25 * MIB
 """DDP's default, with which its first bucket is 1 MiB; any other size given to DDP holds for all buckets."""
-REDUCERS = ("ddp", "bucketed", "scheduled")
+REDUCERS = ("ddp", "bucketed", "scheduled", "averaged")
 COLLECTIVES = ("ring", "tree", "shards", "server")
 RUNNABLE_COLLECTIVES = ("ring", "shards", "server")
 PRIORITIES = ("layer", "fifo")
@@ -30,6 +30,7 @@ ONE_ROUND_CODECS = ("none", "fp16", "bf16")
 """A tensor that is summed as it is: what reducer "bucketed" can send."""
 _NOT_IN_FINGERPRINT_IF_DEFAULT = (
     ("comm", "priority"),
+    ("comm", "average_every"),
     ("compression", "top_share"),
     ("compression", "low_rank"),
     ("compression", "factors"),
@@ -51,7 +52,8 @@ class CommPlan:
 
     reducer: str = "bucketed"
     """"ddp": torch's DistributedDataParallel, the baseline; "bucketed": our own reducer, buckets in the order they are
-    complete; "scheduled": units of gradients, cut into partitions, by priority under a credit."""
+    complete; "scheduled": units of gradients, cut into partitions, by priority under a credit; "averaged": no gradient travels,
+    models are averaged every few steps."""
     transport: str = "gloo"
     bucket_bytes: int = DDP_BUCKET_BYTES
     """Gradients are fused into buckets of about this size, sent as soon as complete."""
@@ -68,6 +70,8 @@ class CommPlan:
     """Of "scheduled": "layer": the part nearest the model's input goes first; "fifo": in the order they are complete."""
     crosses_steps: bool = False
     """Of "scheduled": a layer's next forward pass waits for its own parameters only, not for the whole step's."""
+    average_every: int = 8
+    """Of "averaged": steps from one mean of all models to the next."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +122,7 @@ class Plan:
     @property
     def is_lossless(self) -> bool:
         """Gradients arrive as they were computed."""
-        return self.compression.codec in LOSSLESS_CODECS
+        return self.compression.codec in LOSSLESS_CODECS and self.comm.reducer != "averaged"
 
     def validate(self, *, num_ranks: int, global_batch: int) -> None:
         """Refuse a plan that cannot run on this many ranks with this batch."""
@@ -174,7 +178,7 @@ def _check_compression(compression: CompressionPlan) -> None:
 
 
 def _check_comm(comm: CommPlan, num_ranks: int) -> None:
-    for name in ("bucket_bytes", "partition_bytes", "credit_bytes"):
+    for name in ("bucket_bytes", "partition_bytes", "credit_bytes", "average_every"):
         if getattr(comm, name) < 1:
             raise SpecError(f"the plan's {name} is {getattr(comm, name)}: it must be at least 1")
     if (comm.collective == "server") != bool(comm.servers):
@@ -193,6 +197,8 @@ def _check_codec(comm: CommPlan, compression: CompressionPlan) -> None:
         raise SpecError(
             f"reducer 'ddp' takes codec {' or '.join(DDP_CODECS)} but the plan's is {codec!r}: use reducer 'bucketed'"
         )
+    if comm.reducer == "averaged" and codec != "none":
+        raise SpecError(f"reducer 'averaged' sends no gradients but the plan's codec is {codec!r}: use codec 'none'")
     if comm.reducer == "bucketed" and codec not in ONE_ROUND_CODECS:
         raise SpecError(
             f"reducer 'bucketed' takes codec {', '.join(ONE_ROUND_CODECS)} but the plan's is {codec!r}: "

@@ -64,6 +64,19 @@ class Crew:
         losses = tuple(sum(shares) for shares in zip(*(outcome.loss_shares for outcome in outcomes), strict=True))
         return Training(measured=measured, losses=losses, accuracy=outcomes[0].accuracy)
 
+    def quality(self, plan: Plan, effort: Effort) -> tuple[float, list[float], list[float]]:
+        """How much training with the plan's codec goes the way of training without (cosine), and the losses of both."""
+        order = {"do": "quality", "plan": to_data(plan), "effort": to_data(effort)}
+        outcomes = self._order(order, effort)
+        for measured in (combine(list(ranks)) for ranks in zip(*outcomes, strict=True)):
+            if measured.state is not TrialState.COMPLETE:
+                raise TrialFailedError(f"the quality guard failed: {measured.reason}")
+        plain, coded = (
+            [sum(shares) for shares in zip(*(outcome.loss_shares for outcome in ranks), strict=True)]
+            for ranks in zip(*outcomes, strict=True)
+        )
+        return outcomes[0][1].cosine or 0.0, plain, coded
+
     def dismiss(self) -> None:
         """The job is done: every follower returns."""
         dismiss_followers(self._control, exit_code=0)
@@ -133,6 +146,8 @@ def carry_out(
         plans = [from_data(Plan, plan, "plan") for plan in order["plans"]]
         return runner.contest(plans, order["rounds"], effort)
     plan = from_data(Plan, order["plan"], "plan")
+    if order["do"] == "quality":
+        return runner.quality(plan, effort)
     if order["do"] == "train":
         return [runner.train(plan, effort, on_step, watched=order["watched"])]
     return [runner.trial(plan, effort)]

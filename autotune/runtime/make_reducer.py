@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from autotune.runtime.averaging import AveragingReducer
 from autotune.runtime.comm.engine import Engine, Setting
 from autotune.runtime.ddp import DdpReducer
 from autotune.runtime.reducer import BucketReducer, Reducer
@@ -20,4 +21,6 @@ def make_reducer(
         return DdpReducer(model, plan.comm.bucket_bytes, plan.compression.codec, group)
     if plan.comm.reducer == "scheduled":
         return Engine(model, optimizer, plan, group, setting)
+    if plan.comm.reducer == "averaged":
+        return AveragingReducer(model, optimizer, plan, group)
     return BucketReducer(model, plan, group, setting.ranges)

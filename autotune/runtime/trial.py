@@ -16,7 +16,9 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from autotune.runtime.groups import Groups
 from autotune.runtime.mpi_group import PeerLostError
@@ -25,7 +27,7 @@ from autotune.runtime.trainer import Seat, Step, Trainer
 from profilers.timeline import Timeline
 from results.record import RankResult
 from workloads.errors import InfeasiblePlanError, TrialTimeoutError
-from workloads.plan import Plan
+from workloads.plan import CommPlan, Plan
 from workloads.workload import Workload
 
 SAME_CLOCK = ClockOffset()
@@ -64,6 +66,8 @@ class RankOutcome:
     loss_shares: tuple[float, ...] = ()
     """This rank's part of each step's loss; the sum over ranks is the loss of the whole batch."""
     accuracy: float | None = None
+    cosine: float | None = None
+    """Of a codec: how much its training went the way of the plain one."""
 
 
 class RankRunner:
@@ -123,6 +127,21 @@ class RankRunner:
 
         return self._guarded(measure, plans, effort.timeout_s)
 
+    def quality(self, plan: Plan, effort: Effort) -> list[RankOutcome]:
+        """Train with the plan's codec and without it, from the same start on the same batches; devices are not paced."""
+        plain = Plan(batch=plan.batch, comm=CommPlan(transport=plan.comm.transport))
+
+        def measure(trainers: list[Trainer], deadline: float) -> list[RankOutcome]:
+            start = [_parameters(trainer) for trainer in trainers]
+            steps = [_run(trainer, effort.steps, deadline)[1] for trainer in trainers]
+            moved = [_parameters(trainer) - before for trainer, before in zip(trainers, start, strict=True)]
+            cosine = float(torch.nn.functional.cosine_similarity(moved[0], moved[1], dim=0))
+            outcomes = [self._outcome(trainer, made, 0.0) for trainer, made in zip(trainers, steps, strict=True)]
+            return [replace(outcome, cosine=cosine) for outcome in outcomes]
+
+        unpaced = replace(self._seat, graph=None, replay=None)
+        return self._guarded(measure, [plain, plan], effort.timeout_s, seat=unpaced)
+
     def train(
         self, plan: Plan, effort: Effort, on_step: Callable[[int], None], *, watched: bool = False
     ) -> RankOutcome:
@@ -160,11 +179,12 @@ class RankRunner:
         timeout_s: float,
         *,
         traced: bool = False,
+        seat: Seat | None = None,
     ) -> list[RankOutcome]:
         """`measure` with a trainer for each plan, on groups that are gone afterwards however it ends."""
         deadline = time.monotonic() + timeout_s
         trainers: list[Trainer] = []
-        seat = replace(self._seat, timeout_s=timeout_s)
+        seat = replace(seat or self._seat, timeout_s=timeout_s)
         try:
             with ExitStack() as stack:
                 ways = [_way(plan, index) for index, plan in enumerate(plans)]
@@ -219,6 +239,12 @@ def _way(plan: Plan, index: int) -> Way:
     """What decides which process group a plan needs. A schedule posts when it sees fit and shares its group with nobody."""
     own = index if plan.comm.reducer == "scheduled" else -1
     return plan.comm.transport, plan.comm.collective, plan.comm.servers, own
+
+
+def _parameters(trainer: Trainer) -> Tensor:
+    """All of them in a row, up to date."""
+    trainer.settle()
+    return torch.cat([parameter.detach().double().reshape(-1) for parameter in trainer.model.parameters()])
 
 
 def _warm_up(trainer: Trainer, num_steps: int, deadline: float) -> None:

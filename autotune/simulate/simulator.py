@@ -176,7 +176,7 @@ class Simulator:
         return make_site(
             len(self.costs.cluster.devices),
             self._speeds,  # type: ignore[arg-type]
-            slots=(NO_LIMIT if scheduled or self.costs.links_in_turn else transport.slots,),
+            slots=(NO_LIMIT if self.costs.links_in_turn else transport.slots,),
             credit_bytes=(float(comm.credit_bytes) if scheduled else np.inf,),
             in_turn=self.costs.links_in_turn,
         )

@@ -39,7 +39,9 @@ class Simulated:
         if self.num_steps == 1:
             return self.run.makespan_s
         settled, last = 1, self.num_steps - 1  # the first step starts with nothing under way
-        ends = [float(self.run.end_s[self.labels.step == step].max()) for step in (settled, last)]
+        # From backward pass to backward pass: what follows it overlaps with the next step, and after the last with nothing.
+        backward = self.labels.kind == BACKWARD
+        ends = [float(self.run.end_s[backward & (self.labels.step == step)].max()) for step in (settled, last)]
         return (ends[1] - ends[0]) / (last - settled)
 
 

@@ -106,8 +106,15 @@ class UnitMaker:
         )
 
     def _buckets(self, sends: Sends) -> list[_Message]:
+        if sends.comm.reducer == "averaged":
+            return [self._mean(sends)] if self._sizes else []
         cut = ddp_bucket_indices if sends.comm.reducer == "ddp" else bucket_indices
         return [self._whole(gradients, sends) for gradients in cut(sends.comm.bucket_bytes, self._sizes)]
+
+    def _mean(self, sends: Sends) -> _Message:
+        """All parameters at the end of a step, once in so many: what that is per step."""
+        whole, every = self._whole(list(range(len(self._sizes))), sends), sends.comm.average_every
+        return replace(whole, gradient_bytes=0.0, wire_bytes=whole.wire_bytes / every, loads=whole.loads / every)
 
     def _scheduled(self, sends: Sends) -> list[_Message]:
         names = [op.name for op in self._graph.ops]

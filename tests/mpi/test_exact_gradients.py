@@ -38,3 +38,15 @@ def test_digits_reaches_the_same_accuracy_with_any_split(tmp_path: Path) -> None
     assert len(reached) == 3
     assert min(reached.values()) > 0.95
     assert max(reached.values()) - min(reached.values()) <= 0.01
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_digits_reaches_the_same_accuracy_with_any_codec(tmp_path: Path) -> None:
+    done = mpirun(3, str(PROGRAM.parent / "digits_accuracy.py"), "codecs", cwd=tmp_path)
+    assert done.code == 0, done.err
+    reached = {(case := json.loads(line))["name"]: case["accuracy"] for line in done.out.splitlines()}
+    assert len(reached) == 7
+    plain = reached["none"]
+    assert plain > 0.95
+    assert {name: value for name, value in reached.items() if abs(value - plain) > 0.01} == {}

@@ -1,4 +1,6 @@
-"""Run by mpirun on 3 ranks: train digits under very different splits; prints {"name", "accuracy"} lines from rank 0."""
+"""Run by mpirun on 3 ranks: train digits under very different splits, or with `codecs` under every lossy codec and local SGD;
+prints {"name", "accuracy"} lines from rank 0.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from autotune.runtime.control import start_control
 from autotune.runtime.groups import Groups
 from autotune.runtime.trainer import Seat, Trainer
 from workloads.cluster import load_cluster
-from workloads.plan import BatchPlan, CommPlan, Plan
+from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
 from workloads.registry import load_workload
 
 NUM_STEPS = 120
@@ -21,12 +23,20 @@ PLANS = {
     "one rank idle": Plan(batch=BatchPlan(samples=(0, 60, 4)), comm=CommPlan(bucket_bytes=2**15)),
 }
 
+UNEVEN = BatchPlan(samples=(40, 16, 8))
+CODECS = {
+    name: Plan(
+        batch=UNEVEN, comm=CommPlan(reducer="scheduled"), compression=CompressionPlan(codec=name, top_share=0.05)
+    )
+    for name in ("none", "fp16", "bf16", "int8", "topk", "powersgd")
+} | {"averaged": Plan(batch=UNEVEN, comm=CommPlan(reducer="averaged", average_every=4))}
+
 torch.set_num_threads(1)
 control = start_control()
 workload = load_workload("digits")
 groups = Groups(control, load_cluster("this-machine").for_ranks(control.size))
 seat = Seat(rank=control.rank, device=load_cluster("this-machine").devices[0], torch_device=torch.device("cpu"))
-for name, plan in PLANS.items():
+for name, plan in (CODECS if sys.argv[1:] == ["codecs"] else PLANS).items():
     with groups.open("gloo", timeout_s=60) as group:
         trainer = Trainer(workload, plan, group, seat, seed=0)
         for _ in range(NUM_STEPS):

@@ -1,0 +1,75 @@
+"""Local SGD: every rank trains on its own, and every few steps all models are replaced by their weighted mean.
+
+Parameters travel once in `average_every` steps instead of gradients in every step (Stich, "Local SGD Converges Fast and
+Communicates Little", 2019). A rank's model counts as much as its samples, so that ranks of unequal speed are not unequally
+heard. It is not the algorithm that training with one batch is: the quality guard has to pass it. Optimizer state stays where
+it is, as is usual.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from autotune.runtime.comm.initial_values import share_initial_values
+from autotune.runtime.reducer import Sent, sent_over
+from autotune.runtime.traced_group import TracedGroup
+from workloads.plan import Plan
+
+
+class AveragingReducer:
+    """No gradient is exchanged; the optimizer's every K-th step ends with the mean of all models."""
+
+    needs_backward = False
+    buffer_bytes = 0
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, plan: Plan, group: dist.ProcessGroup) -> None:
+        share_initial_values(model, group)
+        self.model, self._group = model, group
+        samples = plan.batch.samples
+        self._weight = samples[group.rank()] / sum(samples)
+        # Whoever calls weighs a loss by b_i/B, for sums of gradients; here each rank's own mean counts.
+        self.loss_scale = 1 / self._weight if self._weight else 0.0
+        self._every, self._num_steps = plan.comm.average_every, 0
+        self._handle = optimizer.register_step_post_hook(lambda *_: self._stepped())
+
+    def begin(self) -> None:
+        self.model.zero_grad()
+
+    def finish(self) -> None:
+        """Gradients stay on their rank."""
+
+    def record(self, *, on: bool) -> None:
+        if isinstance(self._group, TracedGroup):
+            self._group.recording = on
+
+    def sent(self) -> Sent:
+        return sent_over(self._group)
+
+    def settle(self) -> None:
+        """A mean is there when the step that takes it ends."""
+
+    def detach(self, error: BaseException | None = None) -> None:  # noqa: ARG002 - peers learn of it from the group
+        self._handle.remove()
+        del self._group
+
+    def _stepped(self) -> None:
+        self._num_steps += 1
+        if self._num_steps % self._every == 0:
+            self._average()
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        alike: dict[torch.dtype, list[Tensor]] = defaultdict(list)
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            if tensor.is_floating_point():
+                alike[tensor.dtype].append(tensor.detach())
+        for tensors in alike.values():
+            flat = torch.cat([tensor.reshape(-1) for tensor in tensors]) * self._weight
+            self._group.allreduce([flat], dist.AllreduceOptions()).wait()
+            for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+                tensor.copy_(mean.view_as(tensor))

@@ -1,0 +1,40 @@
+"""Your own training loop on all ranks of a job, by a plan that a sweep has found.
+
+    autotune sweep --ranks 2 --workload own_workload:factory      # from this folder; once
+    autotune best --export plan.json
+    mpirun -n 2 python own_script.py plan.json
+
+Without the three marked lines it is a plain training script of one process.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from own_workload import factory
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from autotune.api import parallelize  # 1
+
+NUM_EPOCHS = 3
+
+torch.manual_seed(0)
+job = factory()
+dataset, model = job.dataset(), job.model()
+optimizer = job.optimizer(model)
+schedule = CosineAnnealingLR(optimizer, NUM_EPOCHS)
+
+with parallelize(model, optimizer, sys.argv[1]) as parallel:  # 2
+    for epoch in range(NUM_EPOCHS):
+        for batch in parallel.batches(dataset, epoch=epoch):  # 3
+            optimizer.zero_grad()
+            loss = job.loss(model, batch)  # the mean over this rank's samples
+            loss.backward()
+            optimizer.step()
+        schedule.step()
+
+if parallel.rank == 0:
+    with torch.no_grad():
+        whole = float(job.loss(model, dataset[:]))
+    sys.stdout.write(f"loss over all samples: {whole:.6f}\n")
