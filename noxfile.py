@@ -69,9 +69,13 @@ def sweep(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The default tests; `nox -s tests -- -m slow` for the long ones."""
+    """The default tests, those that start MPI jobs one by one; `nox -s tests -- -m slow` for the long ones."""
     install(session)
-    run(session, "pytest", "--ignore=tests/benchmarks", *(session.posargs or ["-m", "not slow"]))
+    if session.posargs:
+        run(session, "pytest", "--ignore=tests/benchmarks", *session.posargs)
+        return
+    run(session, "pytest", "--ignore=tests/benchmarks", "-m", "not slow and not mpi", "-n", "2")
+    run(session, "pytest", "--ignore=tests/benchmarks", "-m", "mpi and not slow")
 
 
 @nox.session

@@ -49,11 +49,11 @@ def run(folder: Path, name: str) -> float:
 
 
 @pytest.mark.mpi
-def test_the_example_trains_the_same_model_on_one_rank_and_on_two(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["crossing", pytest.param("buckets", marks=pytest.mark.slow)])
+def test_the_example_trains_the_same_model_on_one_rank_and_on_two(name: str, tmp_path: Path) -> None:
     alone = run(tmp_path, "one")
     assert alone < 0.1
-    assert run(tmp_path, "crossing") == pytest.approx(alone, rel=1e-3)
-    assert run(tmp_path, "buckets") == pytest.approx(alone, rel=1e-3)
+    assert run(tmp_path, name) == pytest.approx(alone, rel=1e-3)
 
 
 FAILING = """
@@ -78,6 +78,7 @@ with parallelize(model, optimizer, plan) as job:
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 def test_a_rank_that_fails_ends_the_script_on_all(tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(FAILING)
     begun = time.monotonic()

@@ -68,7 +68,7 @@ def test_noise_hides_a_slowdown() -> None:
 
 
 def test_a_shift_between_jobs_is_a_false_alarm_between_jobs_only() -> None:
-    rounds = rounds_of(made_up(0.002, job_shift=0.02))
+    rounds = rounds_of(made_up(0.002, job_shift=0.08))
     assert outcome("shifted", "different jobs", rounds, 10, num_pairs=50).false_share > 0.9
     assert outcome("shifted", "in turn", rounds, 10, num_pairs=50).false_share < 0.1
 

@@ -8,6 +8,7 @@ import pytest
 
 from results.compare import (
     ALARM_ROUNDS,
+    JOB_DRIFT,
     BETTER,
     NO_DIFFERENCE,
     TOO_FEW,
@@ -41,7 +42,9 @@ def compared(before_s: float, after_s: float, *, rounds: int = 20) -> Changes:
     )
 
 
-@pytest.mark.parametrize(("after_s", "verdict"), [(1.05, WORSE), (0.95, BETTER), (1.0, NO_DIFFERENCE)])
+@pytest.mark.parametrize(
+    ("after_s", "verdict"), [(1.1, WORSE), (0.9, BETTER), (1.0, NO_DIFFERENCE), (1.04, NO_DIFFERENCE)]
+)
 def test_a_verdict_is_better_worse_or_no_difference(after_s: float, verdict: str) -> None:
     (row,) = compared(1.0, after_s).rows
     assert row.verdict == verdict
@@ -50,7 +53,7 @@ def test_a_verdict_is_better_worse_or_no_difference(after_s: float, verdict: str
 
 
 def test_only_worse_is_a_regression() -> None:
-    assert [row.name for row in compared(1.0, 1.05).regressions] == ["x"]
+    assert [row.name for row in compared(1.0, 1.1).regressions] == ["x"]
     assert not compared(1.0, 0.9).regressions
     assert not compared(1.0, 1.0).regressions
 
@@ -72,7 +75,7 @@ def test_what_would_be_found_is_about_the_noise() -> None:
     loud = unpaired_change(series("x", 1.0, seed=1, noise=0.05), series("x", 1.0, seed=2, noise=0.05)).detectable
     assert quiet is not None
     assert loud is not None
-    assert 0 < quiet < 0.03 < loud
+    assert JOB_DRIFT < quiet < JOB_DRIFT + 0.03 < loud
 
 
 def test_rounds_in_turn_forgive_a_drift_of_the_machine() -> None:
@@ -131,9 +134,7 @@ def test_nothing_in_common_is_refused_with_the_names() -> None:
 def test_sides_from_different_jobs_say_so_first() -> None:
     found = compared(1.0, 1.0)
     assert not found.in_one_job
-    assert found.notes[0].startswith(
-        "Measured in different jobs: a drift of the machine between them looks like a change."
-    )
+    assert found.notes[0].startswith("Measured in different jobs, which differ by some percent for no reason")
 
 
 def test_what_else_changed_is_told() -> None:
