@@ -8,8 +8,8 @@ import pytest
 
 from results.compare import (
     ALARM_ROUNDS,
-    JOB_DRIFT,
     BETTER,
+    JOB_DRIFT,
     NO_DIFFERENCE,
     TOO_FEW,
     WORSE,
