@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 
 from profilers.activity import Activities, Activity, Stretch, checked_window, is_collective
+from profilers.queueing import Queueing, queueing
 from profilers.timeline import Span, Timeline
 
 LEAST_SHARE = 0.005
@@ -76,6 +77,8 @@ class Breakdown:
     step_s: float = 0.0
     """From the first rank's start to the last one's end, or the window that was asked for."""
     clock_error_s: float = 0.0
+    queueing: Queueing = field(default_factory=Queueing)
+    """Why gradients that were ready were not sent at once."""
 
     @property
     def overall(self) -> Parts:
@@ -94,7 +97,9 @@ def break_down(timeline: Timeline, *, window: tuple[float, float] | None = None)
     activities = Activities(timeline)
     start, end = checked_window(window) if window is not None else activities.whole()
     ranks = (_rank_breakdown(activities, rank, window or activities.extent(rank)) for rank in activities.ranks)
-    return Breakdown(ranks=tuple(ranks), step_s=end - start, clock_error_s=timeline.clock_error_s)
+    return Breakdown(
+        ranks=tuple(ranks), step_s=end - start, clock_error_s=timeline.clock_error_s, queueing=queueing(timeline)
+    )
 
 
 def largest_costs(breakdown: Breakdown, count: int = 3) -> tuple[str, ...]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from profilers.activity import Activity
 from profilers.breakdown import Breakdown, RankBreakdown
+from profilers.queueing import Queueing
 from results.units import format_ms, format_percent
 
 BAR_WIDTH = 44
+LEAST_WAIT_S = 0.0005
 MOST_RANKS = 12
 MARKS = {
     Activity.COMPUTE: "#",
@@ -23,6 +25,17 @@ def bars(breakdown: Breakdown) -> list[str]:
     lines = [_line(rank, breakdown.step_s) for rank in breakdown.ranks[:MOST_RANKS]]
     left_out = len(breakdown.ranks) - MOST_RANKS
     return lines + ([f"and {left_out} more ranks"] if left_out > 0 else [])
+
+
+def queue_text(queueing: Queueing) -> str:
+    """How long gradients waited to be sent, and why; empty where they did not."""
+    waited_s = queueing.for_ranks_s + queueing.for_turn_s
+    if waited_s < LEAST_WAIT_S:
+        return ""
+    return (
+        f"gradients in {queueing.num_parts} parts wait {format_ms(waited_s)} ms each to be sent: "
+        f"{format_ms(queueing.for_ranks_s)} ms until every rank has them, {format_ms(queueing.for_turn_s)} ms for their turn"
+    )
 
 
 def _line(rank: RankBreakdown, step_s: float) -> str:

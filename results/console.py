@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from profilers.breakdown import Breakdown
-from results.breakdown_text import LEGEND, bars
+from results.breakdown_text import LEGEND, bars, queue_text
 from results.record import TrialState
 from results.report import rank_mixes
 from results.report_data import SweepReport
@@ -93,8 +93,9 @@ def show_breakdown(
     for line in bars(breakdown):
         console.print(Text(line), soft_wrap=True)
     _notes(console, [LEGEND])
-    for cost in costs:
-        console.print(Text(f"- {cost}"), soft_wrap=True)
+    for cost in (*costs, queue_text(breakdown.queueing)):
+        if cost:
+            console.print(Text(f"- {cost}"), soft_wrap=True)
 
 
 def _show_headline(console: Console, report: SweepReport) -> None:

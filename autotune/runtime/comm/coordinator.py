@@ -33,6 +33,9 @@ class Desk(Protocol):
     def landed(self, num_bytes: int) -> None:
         """A part has arrived on this rank."""
 
+    def fail(self, error: str) -> None:
+        """This rank cannot go on: tell the others."""
+
     def leave(self, error: str | None, timeout_s: float) -> None:
         """This rank needs nothing more, or has failed. Waits for the others so long; after that nothing is posted."""
 
@@ -61,9 +64,12 @@ class Coordinator:
             self._grants.landed(num_bytes)
             self._grant()
 
+    def fail(self, error: str) -> None:
+        self._failed(f"rank 0: {error}")
+
     def leave(self, error: str | None, timeout_s: float) -> None:
         if error is not None:
-            self._failed(f"rank 0: {error}")
+            self.fail(error)
         with self._deciding:
             self._left = True
             self._end_if_all_left()
@@ -82,6 +88,8 @@ class Coordinator:
                 except EOFError:
                     self._gone(line)
                     self._failed(f"rank {self._ranks[line]} is gone")
+                except Exception as error:  # noqa: BLE001 - what cannot be posted here is a failure everywhere
+                    self.fail(f"{type(error).__name__}: {error}")
 
     def _hear(self, line: Line, message: list[Any]) -> None:
         kind, *rest = message
@@ -139,6 +147,9 @@ class Follower:
     def landed(self, num_bytes: int) -> None:
         """Rank 0 counts its own landings."""
 
+    def fail(self, error: str) -> None:
+        self._say([_FAILED, error])
+
     def leave(self, error: str | None, timeout_s: float) -> None:
         self._say([_FAILED, error] if error is not None else [_GOODBYE])
         self._thread.join(timeout_s)
@@ -155,6 +166,9 @@ class Follower:
                 self._fail(message[1])
         except EOFError:
             self._fail("rank 0 is gone")
+        except Exception as error:  # noqa: BLE001 - what cannot be posted here is a failure everywhere
+            self.fail(f"{type(error).__name__}: {error}")
+            self._fail(f"{type(error).__name__}: {error}")
 
     def _say(self, message: list[Any]) -> None:
         with suppress(OSError):  # the line is cut: that is how rank 0 knows

@@ -140,6 +140,8 @@ class Engine:
             self._wait(self.units, Stage.LANDED)
             for unit in self.units:
                 unit.hide_unused()
+                if self._reads is not None:
+                    unit.remember()
 
     def settle(self) -> None:
         """Wait until every parameter is up to date."""
@@ -317,7 +319,7 @@ class Engine:
 
     def _before_step(self) -> None:
         self.finish()
-        if self._reads is not None and any(unit.touched() for unit in self.units):
+        if self._reads is not None and any(unit.is_changed() for unit in self.units):
             self.barrier_reason = "gradients are changed between backward and step(), for which all are needed"
 
     def _after_step(self) -> None:

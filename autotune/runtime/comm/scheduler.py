@@ -149,6 +149,7 @@ class Scheduler:
                 del item
         except Exception as error:  # noqa: BLE001 - every failure belongs to whoever waits for a landing
             self._listener.failed(error)
+            self._desk.fail(f"{type(error).__name__}: {error}")
 
     def _land(self, grant: Grant, works: list[Any], posted_s: float) -> None:
         for work in works:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autotune.runtime.comm.codec import Codec
 
@@ -70,6 +70,7 @@ class Unit(FlatGradients):
         self._filled: set[int] = set()
         self._reopened = False
         self._versions: list[int] = []
+        self._remembered: Tensor | None = None
 
     def accumulated(self, place: int, *, last: bool) -> bool:
         """A gradient has been accumulated, for the last time before the exchange if `last`; whether that was the last."""
@@ -120,8 +121,17 @@ class Unit(FlatGradients):
         gradient = self.parameters[place].grad
         return gradient is not None and bool(gradient.any())
 
+    def remember(self) -> None:
+        """Keep what has landed, to tell later whether somebody has changed it."""
+        self._remembered = self.flat.clone()
+
+    def is_changed(self) -> bool:
+        """Whether what was remembered is something else now; it is forgotten."""
+        remembered, self._remembered = self._remembered, None
+        return remembered is not None and not torch.equal(remembered, self.flat)
+
     def touched(self) -> bool:
-        """Whether somebody else has changed a gradient since it was offered."""
+        """Whether somebody else has changed a gradient since it was offered, by an op that leaves a mark: most do."""
         return self._versions != [view._version for view in self.views]
 
     def hide_unused(self) -> None:

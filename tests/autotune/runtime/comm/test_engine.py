@@ -270,6 +270,18 @@ def test_clipping_needs_all_gradients() -> None:
     assert all("between backward and step()" in engine.barrier_reason for engine in compare(2, train))
 
 
+def test_loss_scaling_needs_all_gradients() -> None:
+    def train(model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], _: Engine | None) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
+        for step in range(4):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, rows(batch(step)))).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    assert all("between backward and step()" in engine.barrier_reason for engine in compare(2, train))
+
+
 def test_clipping_that_begins_later_is_refused() -> None:
     def train(model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], _: Engine | None) -> None:
         for step in range(4):
