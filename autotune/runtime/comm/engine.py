@@ -94,6 +94,8 @@ class Engine:
         self._in_backward = False
         self._pass = 1
         """Counts backward passes, and steps: a unit is offered once in each."""
+        self._finished = 0
+        """The last of them that was waited for."""
         self._crosses = False
         self._parts: UnitOptimizers | None = None
         self.barrier_reason = "" if comm.crosses_steps else "the plan says so"
@@ -136,7 +138,8 @@ class Engine:
                     self._wait([unit], Stage.LANDED)
                     unit.reopen()
                 self._offer(unit)
-        if not self._crosses:
+        if not self._crosses and self._finished != self._pass:
+            self._finished = self._pass
             self._wait(self.units, Stage.LANDED)
             for unit in self.units:
                 unit.hide_unused()
