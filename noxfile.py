@@ -204,6 +204,7 @@ def equality(session: nox.Session) -> None:
     """Is scheduled training plain training? Parameters after 100 steps, on 2 and 4 ranks (about ten minutes)."""
     install(session)
     run(session, "python", "-m", "tests.benchmarks.equality", "results/published/equality")
+    run(session, "python", "-m", "tests.benchmarks.engine_tables")
 
 
 @nox.session
@@ -217,6 +218,7 @@ def engine_overhead(session: nox.Session) -> None:
     run(session, "mpirun", *flags, str(ENVIRONMENT.absolute() / "bin" / "python"), program, "--json", str(kept))
     kept = kept.with_name("part.json")
     run(session, "pytest", "tests/benchmarks/test_engine.py", "--benchmark-only", f"--benchmark-json={kept}")
+    run(session, "python", "-m", "tests.benchmarks.engine_tables")
 
 
 @nox.session
@@ -232,6 +234,7 @@ def uneven_links(session: nox.Session) -> None:
         run(session, "autotune", "lab", "run", "--name", "uneven", "--", *command)
     finally:
         run(session, "autotune", "lab", "down", "--name", "uneven")
+    run(session, "python", "-m", "tests.benchmarks.engine_tables")
 
 
 @nox.session
