@@ -10,7 +10,7 @@ from autotune.contest import Entry, by_speed, contenders, entries, fastest, reve
 from autotune.runtime.crew import Measurement
 from results.record import AGAIN, BEST, DDP_DEFAULT, DDP_TUNED, Role, TrialRecord, TrialState
 from tests.results import sample
-from workloads.plan import MIB, default_plan
+from workloads.plan import MIB, CommPlan, CompressionPlan, default_plan
 
 DEFAULT = default_plan(sample.EVEN)
 
@@ -159,3 +159,17 @@ def test_contenders_carry_what_their_entries_measured() -> None:
 def test_a_measurement_that_is_missing_is_not_papered_over() -> None:
     with pytest.raises(ValueError, match="shorter"):
         contenders([Entry(name=BEST, plan=sample.plan())], [])
+
+
+def test_a_schedule_is_put_back_knob_by_knob() -> None:
+    comm = CommPlan(
+        reducer="scheduled", partition_bytes=MIB, credit_bytes=2 * MIB, crosses_steps=True, collective="shards"
+    )
+    best = replace(sample.plan(), comm=comm, compression=CompressionPlan(factors=("fc1",)))
+    changed = {entry.reverts: entry.plan for entry in reverted(best, DEFAULT)}
+    assert set(changed) == {"batch split", "partition size", "crossing", "factors", "collective", "reducer"}
+    assert changed["reducer"].comm == CommPlan(bucket_bytes=MIB, collective="shards")
+    assert changed["factors"].compression == CompressionPlan()
+    assert not changed["crossing"].comm.crosses_steps
+    for plan in changed.values():
+        plan.validate(num_ranks=4, global_batch=sum(best.batch.samples))

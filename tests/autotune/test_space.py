@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.space import MAX_TILT, MIN_BUCKET_LOG2, Space, max_bucket_log2
+from autotune.search.descent import knob_plans
+from autotune.space import MAX_TILT, MIN_BUCKET_LOG2, Knobs, Space, max_bucket_log2, ways_to_send
 from results.record import StudyInfo
 from tests.results import sample
 from workloads.plan import CODECS, CommPlan
@@ -65,6 +66,49 @@ def test_every_random_point_is_a_plan_that_can_run() -> None:
         samples = plan.batch.samples
         assert all(low <= n <= high for low, n, high in zip(limits.minimums, samples, limits.caps, strict=True))
         assert 2**MIN_BUCKET_LOG2 <= plan.comm.bucket_bytes <= 2**chosen.max_bucket_log2
+
+
+SCHEDULES: dict[str, Any] = {
+    "reducers": ("bucketed", "crossing", "scheduled"),
+    "collectives": ("ring", "shards"),
+    "factors_for": lambda samples: ("fc1", "fc2") if min(samples) > 2 else ("fc1",),
+}
+
+
+def test_knobs_of_schedules_make_plans_that_can_run_and_find_their_way_back() -> None:
+    generator, chosen = random.Random(7), space(**SCHEDULES)
+    seen = set()
+    for _ in range(2000):
+        plan = chosen.plan(random_point(chosen, generator))
+        plan.validate(num_ranks=4, global_batch=64)
+        plan.check_runnable()
+        seen.add((plan.comm.reducer, plan.comm.collective, bool(plan.compression.factors), plan.comm.crosses_steps))
+        again = chosen.plan(chosen.point(plan))
+        assert (again.comm, again.compression.codec) == (plan.comm, plan.compression.codec)
+    assert len(seen) == 10  # plain buckets send no factors
+
+
+def test_factors_follow_the_split() -> None:
+    chosen = space(**SCHEDULES)
+    knobs = Knobs(bucket_log2=20, codec="none", transport="mpi", reducer="crossing", factors="yes")
+    assert chosen.with_knobs((30, 20, 10, 4), knobs).compression.factors == ("fc1", "fc2")
+    assert chosen.with_knobs((30, 22, 10, 2), knobs).compression.factors == ("fc1",)
+    assert chosen.with_knobs((30, 22, 10, 2), knobs).comm.transport == "gloo"  # factors are messages from rank to rank
+
+
+def test_every_choice_of_knobs_is_tried_once_per_split() -> None:
+    chosen = space(codecs=("none",), max_bucket_log2=17, **SCHEDULES)
+    plans = knob_plans(chosen, (30, 20, 10, 4))
+    assert len(set(plans)) == len(plans)
+    assert {plan.comm.partition_bytes for plan in plans if plan.comm.reducer == "scheduled"} == {2**16, 2**17}
+    for plan in plans:
+        plan.validate(num_ranks=4, global_batch=64)
+
+
+def test_one_rank_has_nothing_to_schedule() -> None:
+    assert ways_to_send(1, ("gloo",)) == {"reducers": ("bucketed",), "collectives": ("ring",)}
+    assert ways_to_send(4, ("nccl",))["reducers"] == ("bucketed",)
+    assert "shards" in ways_to_send(2, ("gloo", "mpi"))["collectives"]
 
 
 def test_no_tilt_is_the_proportional_split() -> None:

@@ -17,6 +17,7 @@ from autotune.simulate.collectives import (
     shard_loads,
 )
 from autotune.simulate.cost_model import cost_model
+from autotune.simulate.factors import worthwhile_factors
 from autotune.simulate.pipeline import crossing_bytes
 from autotune.simulate.simulator import Simulator
 from results.record import WorkloadInfo
@@ -326,6 +327,58 @@ def test_three_workers_of_one_server_wait_for_its_downlink():
     simulator = make_simulator(make_graph(1), make_cluster([10 * MB] * 4), 4)
     step_s = simulator.step_s(plan_of(1, 1, 1, 1, collective="server", servers=(0,)))
     assert step_s == exact(3 + 3)
+
+
+def factored_graph(rows):
+    """One Linear layer of 1000 outputs and 1500 inputs (6 MB), `rows` of them per sample."""
+    graph = make_graph(1, param_bytes=6 * MB, flops=2.0 * rows * 1000 * 1500)
+    return replace(graph, ops=(replace(graph.ops[0], factor_shapes=((1000, 1500),)),))
+
+
+def test_factors_are_rows_to_every_rank_and_a_product_of_the_others_rows():
+    """Rank 0 has 3 rows and rank 1 one: 30 kB and 10 kB over 10 kB/s, and products of 1 and 3 rows of 3 MFLOP each."""
+    simulator = make_simulator(factored_graph(1), make_cluster([0.01 * MB] * 2), 4)
+    comm = CommPlan(reducer="scheduled")
+    plan = Plan(batch=BatchPlan(samples=(3, 1)), comm=comm, compression=CompressionPlan(factors=("op0",)))
+    compute_s = 3 * 3 * 3e-3  # the slower rank: forward once, backward twice
+    assert simulator.step_s(plan) == exact(compute_s + 3.0 + 3 * 3e-3)
+
+
+@pytest.mark.parametrize(("rows", "pays"), [(1, True), (590, True), (610, False)])
+def test_factors_pay_below_their_break_even(rows, pays):
+    """Two ranks of one sample each: an all-reduce moves 6 MB both ways, factors 10 kB a row."""
+    graph = factored_graph(rows)
+    cluster = make_cluster([1 * MB] * 2, flops=1e15)
+    assert worthwhile_factors(graph, cluster, (1, 1)) == (("op0",) if pays else ())
+
+
+def test_slow_devices_would_rather_send():
+    graph = factored_graph(100)
+    assert worthwhile_factors(graph, make_cluster([1 * MB] * 2, flops=1e12), (1, 1)) == ("op0",)
+    assert worthwhile_factors(graph, make_cluster([1 * MB] * 2, flops=1e7), (1, 1)) == ()
+
+
+def test_averaging_every_fourth_step_moves_a_quarter():
+    simulator = make_simulator(make_graph(1), make_cluster([10 * MB] * 2), 2)
+    step_s = simulator.step_s(plan_of(1, 1, reducer="averaged", average_every=4))
+    assert step_s == exact(3 + 0.25)
+
+
+@pytest.mark.parametrize(
+    ("codec", "wire_bytes"), [("none", 10 * MB), ("fp16", 5 * MB), ("topk", 0.01 * 2.5e6 * 8), ("int8", None)]
+)
+def test_codecs_put_their_rounds_on_the_links(codec, wire_bytes):
+    """Two ranks: a sum moves its bytes once each way, so does a gather; int8's slice and its sum are half of it each."""
+    simulator = make_simulator(make_graph(1), make_cluster([1 * MB] * 2), 2)
+    plan = Plan(
+        batch=BatchPlan(samples=(1, 1)),
+        comm=CommPlan(reducer="scheduled", partition_bytes=10**9),
+        compression=CompressionPlan(codec=codec),
+    )
+    if wire_bytes is None:
+        half = 1_250_000
+        wire_bytes = 2 * (half + -(-half // 256) * 4)
+    assert simulator.step_s(plan) == pytest.approx(3 + wire_bytes / MB, rel=1e-6)
 
 
 def test_no_plan_beats_the_limit():
