@@ -155,7 +155,7 @@ class Simulator:
             forward_s=forward_s,
             backward_s=backward_s,
             encode_s=encode_s,
-            decode_s=decode_s + self._rebuild_s(units, samples),
+            decode_s=decode_s + self._rebuild_s(units, samples) if plan.compression.factors else decode_s,
             update_s=costs.update.at(samples),
             saved_bytes=self._saved_bytes[None, :] * samples[:, None],
         )

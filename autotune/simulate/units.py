@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import numpy as np
@@ -19,7 +19,7 @@ from autotune.simulate.collectives import (
 )
 from autotune.simulate.costs import NO_OVERHEAD, Costs
 from autotune.simulate.data_parallel import Units
-from autotune.simulate.engine import Floats
+from autotune.simulate.engine import Floats, Ints
 from autotune.simulate.factors import factor_bytes
 from workloads.buckets import bucket_indices, ddp_bucket_indices, num_partitions, unit_indices
 from workloads.cluster import Cluster
@@ -63,6 +63,29 @@ class _Message:
     """The op whose gradient is rebuilt of factors, if any."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rows:
+    """Transfers as arrays, one entry each."""
+
+    gradient_bytes: Floats
+    wire_bytes: Floats
+    first_op: Ints
+    loads: Floats
+    num_rounds: Floats
+    rebuilt_op: Ints
+
+    def ordered(self, order: Ints) -> _Rows:
+        return _Rows(**{part.name: getattr(self, part.name)[order] for part in fields(self)})
+
+
+def _only_sums(sends: Sends) -> bool:
+    return (
+        sends.comm.reducer != "averaged"
+        and sends.compression.codec in ONE_ROUND_CODECS
+        and not sends.compression.factors
+    )
+
+
 class UnitMaker:
     """Cuts the gradients of one workload for one mix after another plan."""
 
@@ -73,43 +96,87 @@ class UnitMaker:
         self._sizes = [parameter.num_bytes for parameter in parameters]
         self._shapes = [parameter.shape or (max(parameter.num_bytes // _WIDTH, 1),) for parameter in parameters]
         self._op_of = np.array([order[parameter.op] for parameter in parameters], np.int64)
-        self._num_ranks = len(costs.cluster.devices)
+        self._size_array = np.array(self._sizes, np.float64)
+        self._num_ranks, num_hosts = len(costs.cluster.devices), len(costs.cluster.hosts)
+        self._links = np.arange(2 * num_hosts if num_hosts > 1 else 0, dtype=np.int64)
+        self._wires: dict[str, Floats] = {}
         self._per_byte: dict[tuple[str, tuple[int, ...]], Floats] = {}
 
     def make(self, sends: Sends) -> Units:
         """The units of a data-parallel plan, in the order in which they are posted."""
         comm = sends.comm
-        messages = self._scheduled(sends) if comm.reducer == "scheduled" else self._buckets(sends)
-        first_op = np.array([self._op_of[message.gradients].min() for message in messages], np.int64)
-        ready_op = np.minimum.accumulate(first_op)  # a bucket that is complete waits for those before it
-        if comm.reducer == "scheduled":
-            order = np.argsort(-first_op, kind="stable")
-            messages, first_op = [messages[index] for index in order], first_op[order]
-            ready_op = first_op
-        wire_bytes = np.array([message.wire_bytes for message in messages], np.float64)
-        rounds = np.array([message.num_rounds for message in messages], np.float64)
+        is_scheduled = comm.reducer == "scheduled"
+        rows = self._sums(sends) if _only_sums(sends) else self._mixed(sends)
+        if is_scheduled:
+            rows = rows.ordered(np.argsort(-rows.first_op, kind="stable"))
         cluster, kind = self._costs.cluster, "shards" if comm.collective == "server" else comm.collective
-        by_layer = comm.reducer == "scheduled" and comm.priority == "layer"
-        links = np.arange(2 * len(cluster.hosts)) if len(cluster.hosts) > 1 else np.zeros(0, np.int64)
-        loads = [message.loads for message in messages]
         return Units(
-            wire_bytes=wire_bytes,
-            gradient_bytes=np.array([message.gradient_bytes for message in messages], np.float64),
-            rebuilt_op=np.array([message.rebuilt_op for message in messages], np.int64),
-            ready_op=ready_op,
-            first_op=first_op,
-            priority=first_op if by_layer else np.arange(len(messages)),
-            fixed_s=self._costs.transports.get(comm.transport, NO_OVERHEAD).overhead(wire_bytes),
-            latency_s=rounds * all_reduce_latency_s(kind, cluster),
-            load_link=links.astype(np.int64),
-            load_bytes=np.array(loads, np.float64).reshape(len(messages), len(links)),
+            wire_bytes=rows.wire_bytes,
+            gradient_bytes=rows.gradient_bytes,
+            rebuilt_op=rows.rebuilt_op,
+            # A bucket that is complete waits for those before it.
+            ready_op=rows.first_op if is_scheduled else np.minimum.accumulate(rows.first_op),
+            first_op=rows.first_op,
+            priority=rows.first_op if is_scheduled and comm.priority == "layer" else np.arange(len(rows.first_op)),
+            fixed_s=self._costs.transports.get(comm.transport, NO_OVERHEAD).overhead(rows.wire_bytes),
+            latency_s=rows.num_rounds * all_reduce_latency_s(kind, cluster),
+            load_link=self._links,
+            load_bytes=rows.loads,
         )
 
-    def _buckets(self, sends: Sends) -> list[_Message]:
+    def _sums(self, sends: Sends) -> _Rows:
+        """Where everything is summed as it is, arrays will do: a search asks for thousands of these."""
+        comm = sends.comm
+        starts = np.array([group[0] for group in self._cut_sizes(comm)], np.int64)
+        num_bytes = np.add.reduceat(self._size_array, starts) if len(starts) else np.zeros(0)
+        wire_bytes = np.add.reduceat(self._wire_sizes(sends.compression.codec), starts) if len(starts) else np.zeros(0)
+        first_op = np.minimum.reduceat(self._op_of, starts) if len(starts) else np.zeros(0, np.int64)
+        if comm.reducer == "scheduled":
+            parts = np.maximum(np.rint(wire_bytes / comm.partition_bytes), 1.0)
+            repeats = parts.astype(np.int64)
+            num_bytes, wire_bytes = np.repeat(num_bytes / parts, repeats), np.repeat(wire_bytes / parts, repeats)
+            first_op = np.repeat(first_op, repeats)
+        return _Rows(
+            gradient_bytes=num_bytes,
+            wire_bytes=wire_bytes,
+            first_op=first_op,
+            loads=np.outer(wire_bytes, self._sum_per_byte(comm)),
+            num_rounds=np.ones(len(wire_bytes)),
+            rebuilt_op=np.full(len(wire_bytes), -1, np.int64),
+        )
+
+    def _cut_sizes(self, comm: CommPlan) -> list[list[int]]:
+        if comm.reducer == "scheduled":
+            return unit_indices(comm.partition_bytes, self._sizes)
+        cut = ddp_bucket_indices if comm.reducer == "ddp" else bucket_indices
+        return cut(comm.bucket_bytes, self._sizes)
+
+    def _wire_sizes(self, codec: str) -> Floats:
+        """Of every gradient by itself."""
+        if codec not in self._wires:
+            compression = CompressionPlan(codec=codec)
+            sizes = [
+                wire_bytes(compression, [shape], self._num_ranks, size // max(math.prod(shape), 1))[0][1]
+                for shape, size in zip(self._shapes, self._sizes, strict=True)
+            ]
+            self._wires[codec] = np.array(sizes, np.float64)
+        return self._wires[codec]
+
+    def _mixed(self, sends: Sends) -> _Rows:
+        """One message after the other."""
         if sends.comm.reducer == "averaged":
-            return [self._mean(sends)] if self._sizes else []
-        cut = ddp_bucket_indices if sends.comm.reducer == "ddp" else bucket_indices
-        return [self._whole(gradients, sends) for gradients in cut(sends.comm.bucket_bytes, self._sizes)]
+            messages = [self._mean(sends)] if self._sizes else []
+        else:
+            messages = self._scheduled(sends)
+        loads = np.array([message.loads for message in messages], np.float64)
+        return _Rows(
+            gradient_bytes=np.array([message.gradient_bytes for message in messages], np.float64),
+            wire_bytes=np.array([message.wire_bytes for message in messages], np.float64),
+            first_op=np.array([self._op_of[message.gradients].min() for message in messages], np.int64),
+            loads=loads.reshape(len(messages), len(self._links)),
+            num_rounds=np.array([message.num_rounds for message in messages], np.float64),
+            rebuilt_op=np.array([message.rebuilt_op for message in messages], np.int64),
+        )
 
     def _mean(self, sends: Sends) -> _Message:
         """All parameters at the end of a step, once in so many: what that is per step."""
@@ -183,9 +250,8 @@ class UnitMaker:
 
     def _on_links(self, loads: Iterable[Load]) -> Floats:
         """Bytes on every link; none where all ranks share a host."""
-        num_hosts = len(self._costs.cluster.hosts)
-        total = np.zeros(2 * num_hosts if num_hosts > 1 else 0)
-        if num_hosts > 1:
+        total = np.zeros(len(self._links))
+        if len(total):
             for link, num_bytes in as_links(self._costs.cluster, loads):
                 total[link] += num_bytes
         return total
