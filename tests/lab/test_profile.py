@@ -139,7 +139,8 @@ def test_bandwidths_are_within_10_percent_of_the_labs(lab: Lab, path: Path) -> N
     assert all(abs(pair["bandwidth_error"]) < 0.1 for pair in errors["pairs"]), errors
     for host in errors["hosts"]:
         assert all(abs(host[side]) < 0.1 for side in ("up_error", "down_error") if host[side] is not None), errors
-    assert all(pair["fitted_latency_s"] > pair["socket_latency_s"] for pair in errors["pairs"]), errors
+    # Some 0.1 ms without a cable, which one busy moment doubles: with a cable of 10 ms, below, latencies are held to 10 %.
+    assert all(0 < pair["fitted_latency_s"] < 0.002 for pair in errors["pairs"]), errors
 
 
 @pytest.mark.mpi
