@@ -28,7 +28,8 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from autotune.job import read_plan_file
-from autotune.runtime.comm.engine import Engine, Setting
+from autotune.runtime.comm.engine import Engine
+from autotune.runtime.comm.exchange import Setting
 from autotune.runtime.control import Control, start_control
 from autotune.runtime.data import Batches
 from autotune.runtime.groups import Groups

@@ -7,7 +7,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autotune.runtime.averaging import AveragingReducer
-from autotune.runtime.comm.engine import Engine, Setting
+from autotune.runtime.comm.engine import Engine
+from autotune.runtime.comm.exchange import Setting
 from autotune.runtime.ddp import DdpReducer
 from autotune.runtime.reducer import BucketReducer, Reducer
 from workloads.plan import Plan

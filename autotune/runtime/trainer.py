@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autotune.runtime.comm.engine import Setting
+from autotune.runtime.comm.exchange import Setting
 from autotune.runtime.data import Batches
 from autotune.runtime.device_pacer import DevicePacer
 from autotune.runtime.make_reducer import make_reducer

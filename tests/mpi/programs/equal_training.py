@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
-from autotune.runtime.comm.engine import Engine, Setting
+from autotune.runtime.comm.engine import Engine
+from autotune.runtime.comm.exchange import Setting
 from autotune.runtime.control import start_control
 from autotune.runtime.groups import Groups
 from workloads.cluster import load_cluster

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from autotune.runtime.comm.engine import Engine, Setting
+from autotune.runtime.comm.engine import Engine
+from autotune.runtime.comm.exchange import Setting
 from autotune.runtime.shard_group import ShardGroup
 from autotune.runtime.wrapped_group import WrappedGroup
 from tests.gloo_ranks import on_ranks

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from autotune.runtime.comm.engine import Engine, Setting
+from autotune.runtime.comm.engine import Engine
+from autotune.runtime.comm.exchange import Setting
 from autotune.runtime.wrapped_group import WrappedGroup
 from tests.gloo_ranks import on_ranks
 from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
