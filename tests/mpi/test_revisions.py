@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -94,9 +95,10 @@ def test_a_folder_without_the_packages_is_exit_2(tmp_path: Path, capsys: pytest.
 def test_a_revision_is_taken_from_git_without_touching_the_repository(tmp_path: Path) -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
+    before = subprocess.run(["git", "worktree", "list"], cwd=ROOT, check=True, capture_output=True).stdout
     folder = revisions.check_out("HEAD", tmp_path / "head")
     assert (folder / "autotune" / "bench.py").exists()
-    assert not (ROOT / ".git" / "worktrees").exists()
+    assert subprocess.run(["git", "worktree", "list"], cwd=ROOT, check=True, capture_output=True).stdout == before
 
 
 def test_both_jobs_get_the_same_cluster_file() -> None:

@@ -57,6 +57,8 @@ def test_every_combination_of_knobs_runs_but_codecs_that_a_reducer_does_not_know
         message = refusal(tried)
         assert message.startswith("reducer 'bucketed' takes codec none, fp16, bf16")
         assert message.endswith("use reducer 'scheduled'")
+    elif reducer == "averaged" and codec != "none":
+        assert refusal(tried).endswith("use codec 'none'")
     elif transport == "mpi" and codec in {"int8", "topk"}:
         assert refusal(tried).endswith("use transport 'gloo'")
     else:
