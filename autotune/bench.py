@@ -82,7 +82,7 @@ class Bench:
         return step_limit(
             stated_sample_s(self.graph, self.cluster),
             self.cluster,
-            param_bytes=self.graph.param_bytes,
+            self.graph,
             global_batch=self.info.global_batch,
         )
 

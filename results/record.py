@@ -145,7 +145,7 @@ class Limit:
     compute_s: float
     """Work over total speed."""
     network_s: float
-    """The bytes that must leave and enter the tightest host under any algorithm."""
+    """Devices and links together: the bytes that must leave and enter each host under any algorithm, given its samples."""
     path_s: float
     """One sample through the fastest device."""
 

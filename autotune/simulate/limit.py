@@ -1,20 +1,26 @@
 """The limit: a step time below which no lossless plan can go on this mix.
 
-It is the largest of three bounds. Work over total speed, with the best fractional split. For each host, the bytes that
-must leave and enter it under *any* algorithm over its bandwidth: its gradients must leave once and the sum must enter
-once, whatever the collective. And the way of one sample through the fastest device.
+It is the largest of three bounds. Work over total speed, with the best fractional split. The least time in which every host
+can compute its part of the batch, send what must leave it and receive what must enter it under *any* algorithm: the gradient
+of every parameter once, or for a Linear layer the rows that it is a product of, whichever is less. And the way of one
+sample through the fastest device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from autotune.simulate.cost import compute_s
+from autotune.simulate.engine import Floats
+from autotune.simulate.factors import ELEMENT_BYTES, factor_bytes
 from results.record import Limit
 from workloads.cluster import Cluster
 from workloads.graph import OpGraph
 
 _MANY = 10**6
+_HALVINGS = 60
 
 
 def stated_sample_s(graph: OpGraph, cluster: Cluster) -> list[float]:
@@ -22,14 +28,54 @@ def stated_sample_s(graph: OpGraph, cluster: Cluster) -> list[float]:
     return [compute_s(graph, device, _MANY) / _MANY for device in cluster.devices]
 
 
-def step_limit(sample_s: Sequence[float], cluster: Cluster, *, param_bytes: int, global_batch: int) -> Limit:
+def step_limit(sample_s: Sequence[float], cluster: Cluster, graph: OpGraph, *, global_batch: int) -> Limit:
     """The limit for ranks that take `sample_s` per sample, joined by this cluster's links."""
-    network_s = 0.0
-    if len(cluster.hosts) > 1:
-        links = [host.link for host in cluster.hosts if host.link is not None]
-        network_s = max((param_bytes / min(link.up_bytes_per_s, link.down_bytes_per_s) for link in links), default=0.0)
+    together_s = global_batch / sum(1 / seconds for seconds in sample_s)
     return Limit(
-        compute_s=global_batch / sum(1 / seconds for seconds in sample_s),
-        network_s=network_s,
+        compute_s=together_s,
+        network_s=_network_s(sample_s, cluster, graph, global_batch, at_least_s=together_s),
         path_s=min(sample_s),
     )
+
+
+def _network_s(
+    sample_s: Sequence[float], cluster: Cluster, graph: OpGraph, global_batch: int, *, at_least_s: float
+) -> float:
+    """The least time that allows a split: more of it allows each host more samples at most and fewer at least."""
+    links = [host.link for host in cluster.hosts]
+    if len(links) < 2 or all(link is None for link in links):
+        return 0.0
+    up, down = (
+        np.array([np.inf if link is None else getattr(link, side) for link in links])
+        for side in ("up_bytes_per_s", "down_bytes_per_s")
+    )
+    speed = np.bincount(cluster.host_of_rank, weights=[1 / seconds for seconds in sample_s], minlength=len(links))
+    samples_in = _samples_in(graph, global_batch)
+
+    def is_enough(seconds: float) -> bool:
+        most = np.minimum(seconds * speed, samples_in(seconds * up))
+        least = global_batch - samples_in(seconds * down)
+        return bool((least <= most).all() and least.sum() <= global_batch <= most.sum() * (1 + 1e-9))
+
+    low = high = at_least_s
+    while not is_enough(high):
+        low, high = high, 2 * high
+    for _ in range(_HALVINGS if high > low else 0):
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
+
+
+def _samples_in(graph: OpGraph, global_batch: int) -> Callable[[Floats], Floats]:
+    """How many samples' gradients so many bytes can tell, at most: the other way round for bytes that tell of all others."""
+    layers = [op for op in graph.ops if op.factor_shapes]
+    whole = np.array([op.factor_shapes[0][0] * op.factor_shapes[0][1] * ELEMENT_BYTES for op in layers], np.float64)
+    per_sample = np.array([factor_bytes(op, [1])[0] for op in layers], np.float64)
+    plain_bytes = graph.param_bytes - whole.sum()
+    bends = np.unique(np.clip(np.append(whole / per_sample, [0.0, global_batch]), 0.0, global_batch))
+    told_bytes = plain_bytes + np.minimum(whole, bends[:, None] * per_sample).sum(axis=1)
+
+    def samples_in(num_bytes: Floats) -> Floats:
+        return np.where(num_bytes < plain_bytes, 0.0, np.interp(num_bytes, told_bytes, bends))
+
+    return samples_in

@@ -124,7 +124,7 @@ class Simulator:
         return step_limit(
             [float(value) for value in seconds / 1e6],
             self.costs.cluster,
-            param_bytes=self.info.param_bytes,
+            self.graph,
             global_batch=self.info.global_batch,
         )
 

@@ -19,7 +19,9 @@ MIXED4 = load_cluster("mixed4")
 FLOPS = 8e6
 
 
-def graph(*, flops: float = FLOPS, fixed_bytes: float = 0.0) -> OpGraph:
+def graph(
+    *, flops: float = FLOPS, fixed_bytes: float = 0.0, param_bytes: int = MIB, shapes: tuple[tuple[int, int], ...] = ()
+) -> OpGraph:
     """One op of three units of work (forward 1, backward 2)."""
     op = Op(
         name="0",
@@ -28,14 +30,16 @@ def graph(*, flops: float = FLOPS, fixed_bytes: float = 0.0) -> OpGraph:
         flops_per_sample=flops,
         fixed_bytes=fixed_bytes,
         bytes_per_sample=0.0,
-        param_bytes=MIB,
+        param_bytes=param_bytes,
         backward_factor=2.0,
+        factor_shapes=shapes,
     )
     return OpGraph(ops=(op,), saved_bytes_per_sample=0.0)
 
 
 def limit(cluster: Cluster = MIXED4, *, param_bytes: int = 0, global_batch: int = 64) -> Limit:
-    return step_limit(stated_sample_s(graph(), cluster), cluster, param_bytes=param_bytes, global_batch=global_batch)
+    model = graph(param_bytes=param_bytes)
+    return step_limit(stated_sample_s(model, cluster), cluster, model, global_batch=global_batch)
 
 
 def test_a_sample_takes_forward_and_backward_on_each_device() -> None:
@@ -83,7 +87,16 @@ def test_the_slower_direction_sets_the_network_bound() -> None:
     assert host.link is not None
     lame = dataclasses.replace(host, link=dataclasses.replace(host.link, down_bytes_per_s=12.5e6))
     cluster = dataclasses.replace(MIXED4, hosts=(*MIXED4.hosts[:2], lame, MIXED4.hosts[3]))
-    assert limit(cluster, param_bytes=125_000_000).network_s == pytest.approx(10.0)
+    assert limit(cluster, param_bytes=12_500_000).network_s == pytest.approx(1.0)
+
+
+def test_nothing_need_enter_a_host_that_computes_everything() -> None:
+    """64 samples of 20 ms each, on the one host that could only receive in 100 s."""
+    host = MIXED4.hosts[2]
+    assert host.link is not None
+    deaf = dataclasses.replace(host, link=dataclasses.replace(host.link, down_bytes_per_s=125e3))
+    cluster = dataclasses.replace(MIXED4, hosts=(*MIXED4.hosts[:2], deaf, MIXED4.hosts[3]))
+    assert limit(cluster, param_bytes=12_500_000).network_s == pytest.approx(64 * 0.020)
 
 
 @pytest.mark.parametrize("name", ["mixed4", "slow-link4", "two-fast-two-slow"])
@@ -94,7 +107,8 @@ def test_a_ring_all_reduce_never_beats_the_network_bound(name: str) -> None:
         link = cluster.hosts[load.host].link
         assert link is not None
         took = max(took, load.up_bytes / link.up_bytes_per_s, load.down_bytes / link.down_bytes_per_s)
-    assert limit(cluster, param_bytes=num_bytes).network_s <= took
+    model = graph(param_bytes=num_bytes)
+    assert step_limit([1e-9] * 4, cluster, model, global_batch=64).network_s <= took
 
 
 def test_one_host_alone_has_no_network_bound() -> None:
@@ -120,3 +134,29 @@ def test_a_tiny_batch_is_bound_by_the_path_of_one_sample() -> None:
 def test_the_limit_is_the_largest_of_its_parts(largest: str) -> None:
     parts = {"compute_s": 1.0, "network_s": 1.0, "path_s": 1.0} | {largest: 2.0}
     assert Limit(**parts).step_s == 2.0
+
+
+def linear_limit(cluster: Cluster, samples: int) -> Limit:
+    """A Linear layer of 1,000 x 1,000, 4 MB, whose gradient of one sample is told by 8 kB; next to no work."""
+    model = graph(flops=2e6, param_bytes=4_000_000, shapes=((1000, 1000),))
+    return step_limit([1e-9] * 4, cluster, model, global_batch=samples)
+
+
+def test_a_linear_layer_of_many_rows_must_pass_whole() -> None:
+    assert linear_limit(MIXED4, 100_000).network_s == pytest.approx(4e6 / 125e6)
+
+
+def test_a_linear_layer_of_few_rows_passes_as_factors() -> None:
+    """64 samples over four equal links: whoever has b of them receives the other 64 - b; least where all have 16."""
+    assert linear_limit(MIXED4, 64).network_s == pytest.approx(48 * 8000 / 125e6)
+
+
+def test_behind_a_slow_link_more_samples_mean_fewer_bytes_to_receive() -> None:
+    """25 MB/s against 125: by brute force over splits, the slow host's as anyone's."""
+    cluster = load_cluster("slow-link4")
+    speeds = [host.link.up_bytes_per_s for host in cluster.hosts if host.link is not None]
+    best = min(
+        max(max(b, 64 - b) * 8000 / speed for b, speed in zip((x, x, x, 64 - 3 * x), speeds, strict=True))
+        for x in [k / 100 for k in range(2134)]
+    )
+    assert linear_limit(cluster, 64).network_s == pytest.approx(best, rel=2e-3)
