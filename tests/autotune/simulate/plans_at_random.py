@@ -172,9 +172,7 @@ def _as_if_profiled(draw: random.Random, costs: Costs) -> Costs:
         encode={codec: lines(1e-5, 1e-9) for codec in CODECS[1:]},
         decode={codec: lines(1e-5, 1e-9) for codec in CODECS[1:]},
         transports={
-            "gloo": TransportCosts(
-                sizes=np.array([1e3, 1e4, 1e5]), overhead_s=np.array([1e-4, 1.5e-4, 3e-4]), slots=2
-            ),
+            "gloo": TransportCosts(sizes=np.array([1e3, 1e4, 1e5]), overhead_s=np.array([1e-4, 1.5e-4, 3e-4]), slots=2),
             "mpi": TransportCosts(sizes=np.array([1e3]), overhead_s=np.array([2e-4]), slots=1),
         },
     )
