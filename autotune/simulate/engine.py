@@ -7,7 +7,8 @@ on every link it loads, and arrives a latency after the last byte. Links either 
 they come, or *share* their bandwidth fairly (max-min) among all that are under way.
 
 Deterministic: of events at one moment all are handled before anything starts; ties go to the smaller number. Nothing is
-an object in here: building one per task would cost more than simulating it.
+an object in here: building one per task would cost more than simulating it. What the loop does for every task is written
+out in it: numba counts references to arrays that are handed to a function in a loop, which took half the time.
 """
 
 from __future__ import annotations

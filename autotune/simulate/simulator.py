@@ -41,7 +41,7 @@ class Simulator:
         self._saved_bytes = np.array([op.saved_bytes_per_sample for op in graph.ops])
         self._speeds = link_speeds(costs.cluster)
         self._units = lru_cache(maxsize=_KEPT_UNITS)(UnitMaker(graph, costs).make)
-        self._site_of = lru_cache(maxsize=_KEPT_UNITS)(self._make_site)
+        self._sites = lru_cache(maxsize=_KEPT_UNITS)(self._make_site)
 
     def step_s(self, plan: Plan) -> float:
         """Predicted seconds of a step."""
@@ -194,14 +194,16 @@ class Simulator:
         taken: Floats = per_sample * others[:, None]
         return taken
 
-    def _make_site(self, comm: CommPlan) -> Site:
-        transport = self.costs.transports.get(comm.transport, NO_OVERHEAD)
-        scheduled = comm.reducer == "scheduled"
+    def _site_of(self, comm: CommPlan) -> Site:
+        return self._sites(comm.transport, comm.credit_bytes if comm.reducer == "scheduled" else None)
+
+    def _make_site(self, transport: str, credit_bytes: int | None) -> Site:
+        slots = self.costs.transports.get(transport, NO_OVERHEAD).slots
         return make_site(
             len(self.costs.cluster.devices),
             self._speeds,  # type: ignore[arg-type]
-            slots=(NO_LIMIT if self.costs.links_in_turn else transport.slots,),
-            credit_bytes=(float(comm.credit_bytes) if scheduled else np.inf,),
+            slots=(NO_LIMIT if self.costs.links_in_turn else slots,),
+            credit_bytes=(np.inf if credit_bytes is None else float(credit_bytes),),
             in_turn=self.costs.links_in_turn,
         )
 

@@ -144,7 +144,7 @@ class UnitMaker:
             gradient_bytes=num_bytes,
             wire_bytes=wire_bytes,
             first_op=first_op,
-            loads=np.outer(wire_bytes, self._sum_per_byte(comm)),
+            loads=wire_bytes[:, None] * self._sum_per_byte(comm),
             num_rounds=np.ones(len(wire_bytes)),
             rebuilt_op=np.full(len(wire_bytes), -1, np.int64),
         )
