@@ -1,7 +1,7 @@
 """How good are predictions? Plans drawn at random are measured in the lab and paced, then held against the simulator.
 
 Costs come from profiles measured beforehand; no plan that is judged was used for them. What-if mixes are predicted from
-the profile of another mix and measured afterwards. `nox -s prediction` runs it all (needs root, 25 minutes at most) and
+the profile of another mix and measured afterwards. `nox -s prediction` runs it all (needs root, some 25 minutes) and
 keeps every pair, the good and the bad, under results/published/prediction.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -212,7 +213,8 @@ def main() -> None:
     folder = ROOT / "results" / "data" / "prediction"
     if sys.argv[1:] != ["again"]:
         folder.mkdir(parents=True, exist_ok=True)
-        measure(folder, lambda text: sys.stderr.write(f"{text}\n"))
+        begun = time.monotonic()
+        measure(folder, lambda text: sys.stderr.write(f"{(time.monotonic() - begun) / 60:.1f} min  {text}\n"))
     found = judge(folder)
     PUBLISHED.mkdir(parents=True, exist_ok=True)
     write_json(PUBLISHED / "pairs.json", found)
