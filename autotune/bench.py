@@ -18,7 +18,7 @@ import torch
 from autotune.job import LAB_VARIABLE, Job
 from autotune.runtime.control import Control
 from autotune.runtime.crew import Crew
-from autotune.runtime.data import Batches
+from autotune.runtime.data import batches_of
 from autotune.runtime.groups import Groups
 from autotune.runtime.memory import sample_cap, static_bytes
 from autotune.runtime.replay import Replay, lab_surroundings
@@ -164,7 +164,7 @@ def capture_workload(workload: Workload, seed: int) -> OpGraph:
     """The costs of a workload's model, from two tiny forward passes."""
     torch.manual_seed(seed)
     model = workload.model()
-    batches = Batches(workload.dataset(), (workload.global_batch,), 0, seed=seed)
+    batches = batches_of(workload, (workload.global_batch,), 0, seed=seed)
     if batches.num_samples < workload.global_batch:
         raise SpecError(
             f"workload {workload.name!r} has {batches.num_samples} samples but a global batch of "
@@ -179,7 +179,7 @@ def with_dataflow(graph: OpGraph, workload: Workload, seed: int) -> OpGraph:
 
     torch.manual_seed(seed)
     model = workload.model()
-    batches = Batches(workload.dataset(), (workload.global_batch,), 0, seed=seed)
+    batches = batches_of(workload, (workload.global_batch,), 0, seed=seed)
     return with_edges(graph, model, lambda count: workload.loss(model, batches.fetch(torch.arange(count))))
 
 
@@ -188,7 +188,7 @@ def with_held_bytes(graph: OpGraph, workload: Workload, seed: int) -> OpGraph:
     torch.manual_seed(seed)
     model = workload.model()
     optimizer = workload.optimizer(model)
-    batches = Batches(workload.dataset(), (workload.global_batch,), 0, seed=seed)
+    batches = batches_of(workload, (workload.global_batch,), 0, seed=seed)
     workload.loss(model, batches.fetch(torch.arange(workload.min_samples))).backward()
     optimizer.step()
     return replace(graph, held_bytes=static_bytes(model, optimizer, buffer_bytes=0))

@@ -61,6 +61,10 @@ class Batches:
         """This rank's samples in `step`, their work, and what its loss counts."""
         return self.order.part(step)
 
+    def equivalent_samples(self, part: Part) -> float:
+        """How many samples of mean work its work is."""
+        return part.work / self.order.mean_work
+
     def indices(self, step: int) -> tuple[Tensor, int]:
         """Which samples of the data set this rank takes in `step`, and how many all ranks take together."""
         part = self.order.part(step)

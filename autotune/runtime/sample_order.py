@@ -65,6 +65,8 @@ class SampleOrder:
         self.rank, self.seed = rank, seed
         self._work = _positive("work", work, num_samples)
         self._loss_weights = _positive("loss weights", loss_weights, num_samples)
+        self.mean_work = 1.0 if self._work is None else float(self._work.mean())
+        """Of a sample."""
         self.splits: list[tuple[int, tuple[int, ...]]] = [(0, tuple(samples))]
         """From which step each holds, in rising order; each until the next."""
         self._orders: dict[int, Tensor] = {}

@@ -1,13 +1,13 @@
 """Data-parallel training by a plan: uneven batches, exactly weighted gradients, buckets, codecs; or torch DDP.
 
 A rank's loss is a mean over its own samples. Weighted by b_i/B before backward, the sum over ranks is the gradient of
-the mean over the whole batch, whatever the split.
+the mean over the whole batch, whatever the split. A loss that is a mean over tokens is weighted by tokens.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from autotune.runtime.comm.exchange import Setting
-from autotune.runtime.data import Batches
+from autotune.runtime.data import batches_of
 from autotune.runtime.device_pacer import DevicePacer
 from autotune.runtime.make_reducer import make_reducer
 from autotune.runtime.memory import check_memory, static_bytes
@@ -25,6 +25,7 @@ from profilers.ranges import Ranges
 from profilers.timeline import Span, Timeline, all_reduce_name
 from workloads.capture import SavedTensorMeter
 from workloads.cluster import Device
+from workloads.errors import SpecError
 from workloads.graph import OpGraph
 from workloads.plan import Plan
 from workloads.workload import Workload
@@ -65,6 +66,8 @@ class Step:
     num_samples: int
     late_s: float
     """Emulated: how far real work ran behind the device, or behind the link when the last collective was delivered."""
+    work: float = 0.0
+    """Of its samples: their number, or what the workload says."""
     sent: Sent = field(default_factory=Sent)
     """Its exchanges; where steps cross, those that landed while it ran."""
 
@@ -132,7 +135,7 @@ class Trainer:
         self.model = workload.model().to(seat.torch_device)
         torch.manual_seed(seed + 1 + seat.rank)  # what the model draws from here on (dropout) differs between ranks
         self.optimizer = workload.optimizer(self.model)
-        self.batches = Batches(workload.dataset(), plan.batch.samples, seat.rank, seed=seed)
+        self.batches = batches_of(workload, plan.batch.samples, seat.rank, seed=seed)
         self._pacer = DevicePacer(self.model, seat.graph, seat.device) if seat.graph is not None else None
         self._gradient_s = 0.0
         self._handles = [p.register_hook(self._note_gradient) for p in self.model.parameters() if p.requires_grad]
@@ -149,12 +152,13 @@ class Trainer:
         self._enter_trace()
         begin_s = time.perf_counter()
         with self.ranges.phase("data"):
-            batch, num_samples, total = self.batches.take(self.num_steps)
+            batch, num_samples, _ = self.batches.take(self.num_steps)
             batch = _to_device(batch, self.seat.torch_device)
+            part = self.batches.part(self.num_steps)
         data_s = time.perf_counter()
         if self._pacer is not None:
-            self._pacer.begin(num_samples)
-        forward_s, loss = self._gradients(batch, num_samples, total)
+            self._pacer.begin(self.batches.equivalent_samples(part))
+        forward_s, loss = self._gradients(batch, part.weight)
         late_s = self._pacer.late_s if self._pacer is not None else 0.0
         reduced_s = time.perf_counter()
         with self.ranges.phase("optimizer"):
@@ -170,8 +174,9 @@ class Trainer:
             backward_s=min(max(self._gradient_s, forward_s), reduced_s),
             reduced_s=reduced_s,
             end_s=end_s,
-            loss_share=loss * num_samples / total,
+            loss_share=loss * part.weight,
             num_samples=num_samples,
+            work=part.work,
             late_s=max(late_s, sent.late_s),
             sent=sent,
         )
@@ -194,6 +199,15 @@ class Trainer:
         check_memory(self.peak_memory_bytes, self.seat.device, self.seat.rank, step.num_samples)
         return step
 
+    def resplit(self, from_step: int, samples: Sequence[int]) -> None:
+        """Divide batches like this from `from_step` on, which no rank has reached yet. All ranks say the same."""
+        if self.plan.comm.reducer == "averaged":
+            raise SpecError(
+                "reducer 'averaged' weighs models by the plan's samples, which therefore cannot change while it trains: "
+                "use reducer 'bucketed' or 'scheduled'"
+            )
+        self.batches.resplit(from_step, samples)
+
     def meet(self) -> None:
         """Wait until every rank is here, with nothing on its way."""
         self.settle()
@@ -213,10 +227,11 @@ class Trainer:
             handle.remove()
         if self._pacer is not None:
             self._pacer.detach()
+        self.batches.close()
         self._reducer.detach(error)
         del self._reducer, self.group
 
-    def _gradients(self, batch: Any, num_samples: int, total: int) -> tuple[float, float]:
+    def _gradients(self, batch: Any, weight: float) -> tuple[float, float]:
         """Leave the exact gradient of the whole batch in the model; the moment forward ended, and this rank's loss."""
         with self.ranges.phase("forward"):
             self._reducer.begin()
@@ -226,7 +241,7 @@ class Trainer:
         done = time.perf_counter(), 0.0
         if loss is not None:
             with self.ranges.phase("backward"):
-                self._backward(loss * (self._reducer.loss_scale * num_samples / total))
+                self._backward(loss * (self._reducer.loss_scale * weight))
             done = done[0], float(loss.detach())
         with self.ranges.phase("wait"):
             self._reducer.finish()
