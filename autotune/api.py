@@ -15,6 +15,7 @@ stay your own objects, with the state dicts they had.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
@@ -32,7 +33,9 @@ from autotune.runtime.comm.exchange import Setting
 from autotune.runtime.control import Control, start_control
 from autotune.runtime.groups import Groups
 from autotune.runtime.prefetch import Loading
+from autotune.runtime.sync_batch_norm import SyncNorms, batch_norms
 from autotune.runtime.training_data import TrainingData
+from results.wording import local_norms_warning
 from workloads.cluster import load_cluster
 from workloads.errors import SpecError
 from workloads.plan import CommPlan, Plan
@@ -45,8 +48,17 @@ _TIMEOUT_S = 1800.0
 class Parallel:
     """A model in training on all ranks of a job."""
 
-    def __init__(self, engine: Engine, plan: Plan, rank: int, leave: ExitStack, *, seed: int) -> None:
-        self._engine, self._leave = engine, leave
+    def __init__(  # noqa: PLR0913 - made by parallelize only
+        self,
+        engine: Engine,
+        plan: Plan,
+        rank: int,
+        leave: ExitStack,
+        *,
+        seed: int,
+        norms: SyncNorms | None = None,
+    ) -> None:
+        self._engine, self._leave, self._norms = engine, leave, norms
         self._data = TrainingData(plan.batch.samples, rank, seed=seed)
         self.plan, self.rank = plan, rank
 
@@ -70,6 +82,8 @@ class Parallel:
         how = {"work": work, "loss_weights": loss_weights, "loading": Loading(**loading)}
         for batch, weight in self._data.epoch_of(dataset, epoch, **how):
             self._engine.weight = weight
+            if self._norms is not None:
+                self._norms.counts, self._norms.gradient_weight = weight > 0, weight
             yield batch
 
     def resplit(self, from_step: int, samples: Sequence[int]) -> None:
@@ -120,6 +134,8 @@ class Parallel:
             self._engine.detach(error)
         finally:
             del self._engine
+            if self._norms is not None:
+                self._norms.detach()
             self._leave.close()
 
     def __enter__(self) -> Self:
@@ -132,12 +148,19 @@ class Parallel:
 
 
 def parallelize(
-    model: nn.Module, optimizer: Optimizer, plan: Plan | str | Path, *, cluster: str = "this-machine", seed: int = 0
+    model: nn.Module,
+    optimizer: Optimizer,
+    plan: Plan | str | Path,
+    *,
+    cluster: str = "this-machine",
+    seed: int = 0,
+    sync_norm: bool = False,
 ) -> Parallel:
     """Have `optimizer.step()` apply the gradients of all ranks, exchanged as `plan` says; called by all ranks together.
 
     `plan`: a plan, or a file that `autotune best --export` wrote. `cluster`: the mix it was made for, if its links are to
-    count where shards are owned.
+    count where shards are owned. `sync_norm`: BatchNorm layers take their statistics over all ranks, whatever the plan says;
+    without it results depend on the split.
     """
     control = start_control()
     chosen = plan if isinstance(plan, Plan) else read_plan_file(str(plan)).plan
@@ -150,7 +173,14 @@ def parallelize(
     )
     samples = chosen.batch.samples
     setting = Setting(weight=samples[control.rank] / sum(samples), timeout_s=_TIMEOUT_S)
-    return Parallel(Engine(model, optimizer, chosen, group, setting), chosen, control.rank, leave, seed=seed)
+    engine = Engine(model, optimizer, chosen, group, setting)
+    norms = None
+    if sync_norm or chosen.batch.sync_norm:
+        own_group = leave.enter_context(groups.open(comm.transport, timeout_s=_TIMEOUT_S))  # the engine posts in any order
+        norms = SyncNorms(model, own_group)
+    elif control.is_leader and (text := local_norms_warning(len(batch_norms(model)), num_ranks=control.size)):
+        warnings.warn(text, stacklevel=2)
+    return Parallel(engine, chosen, control.rank, leave, seed=seed, norms=norms)
 
 
 def _checked(plan: Plan, control: Control) -> Plan:

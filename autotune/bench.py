@@ -126,7 +126,7 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> Bench:
     torch_device = _torch_device(control, cluster)
     cluster = cluster.on_hardware(control.share(_hardware(torch_device)))
     graph = agreed(control, lambda: capture_workload(workload, job.seed))
-    info = workload_info(job, workload.global_batch, graph)
+    info = workload_info(job, workload.global_batch, graph, sync_norm=getattr(workload, "sync_norm", False))
     limits = agreed(control, lambda: sample_bounds(workload, graph, cluster, total=workload.global_batch))
     groups = agreed(control, lambda: Groups(control, cluster))
     rank = control.rank
@@ -194,7 +194,7 @@ def with_held_bytes(graph: OpGraph, workload: Workload, seed: int) -> OpGraph:
     return replace(graph, held_bytes=static_bytes(model, optimizer, buffer_bytes=0))
 
 
-def workload_info(job: Job, global_batch: int, graph: OpGraph) -> WorkloadInfo:
+def workload_info(job: Job, global_batch: int, graph: OpGraph, *, sync_norm: bool = False) -> WorkloadInfo:
     """The workload as records and reports name it."""
     return WorkloadInfo(
         name=job.workload_name,
@@ -203,7 +203,13 @@ def workload_info(job: Job, global_batch: int, graph: OpGraph) -> WorkloadInfo:
         global_batch=global_batch,
         param_bytes=graph.param_bytes,
         flops_per_sample=graph.flops_per_sample,
+        num_local_norms=0 if sync_norm else num_norms(graph),
     )
+
+
+def num_norms(graph: OpGraph) -> int:
+    """Layers that normalise by the statistics of the samples at hand."""
+    return sum(op.kind.startswith("BatchNorm") for op in graph.ops)
 
 
 def sample_bounds(workload: Workload, graph: OpGraph, cluster: Cluster, *, total: int) -> Bounds:

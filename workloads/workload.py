@@ -19,6 +19,7 @@ class Workload(Protocol):
     - `accuracy(model) -> float`, which `autotune train` reports;
     - `work(dataset)`, a number for each sample (its tokens): work instead of samples is then divided as the split says;
     - `loss_weights(dataset)`, what each sample counts in the loss, where that is not a mean over samples but, say, over tokens;
+    - `sync_norm`: true where BatchNorm layers are to take their statistics over all ranks, whatever the plan says;
     - `collate(samples)`, which makes a batch, and `num_workers`, the processes of each rank that read ahead, as for torch's
       DataLoader.
     """

@@ -21,6 +21,7 @@ from autotune.runtime.make_reducer import make_reducer
 from autotune.runtime.memory import check_memory, static_bytes
 from autotune.runtime.reducer import Sent
 from autotune.runtime.replay import Replay
+from autotune.runtime.sync_batch_norm import SyncNorms
 from profilers.ranges import Ranges
 from profilers.timeline import Span, Timeline, all_reduce_name
 from workloads.capture import SavedTensorMeter
@@ -77,7 +78,9 @@ class Step:
 
     @property
     def wait_s(self) -> float:
-        """For gradients after backward, and where steps cross for parameters in the forward pass."""
+        """For gradients after backward, for other ranks' BatchNorm statistics, and where steps cross for parameters in the
+        forward pass.
+        """
         return self.reduced_s - self.backward_s + self.sent.stalled_s
 
     @property
@@ -123,7 +126,17 @@ class Step:
 class Trainer:
     """One rank of a job that trains `workload` as `plan` says."""
 
-    def __init__(self, workload: Workload, plan: Plan, group: dist.ProcessGroup, seat: Seat, *, seed: int) -> None:
+    def __init__(  # noqa: PLR0913 - what a trainer is made of
+        self,
+        workload: Workload,
+        plan: Plan,
+        group: dist.ProcessGroup,
+        seat: Seat,
+        *,
+        seed: int,
+        norm_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """`norm_group`: for BatchNorm's statistics, where `needs_norm_group`."""
         plan.validate(num_ranks=group.size(), global_batch=workload.global_batch)
         plan.check_runnable()
         self.plan, self.seat = plan, seat
@@ -139,6 +152,11 @@ class Trainer:
         self._pacer = DevicePacer(self.model, seat.graph, seat.device) if seat.graph is not None else None
         self._gradient_s = 0.0
         self._handles = [p.register_hook(self._note_gradient) for p in self.model.parameters() if p.requires_grad]
+        self._norms: SyncNorms | None = None
+        if synchronises_norms(workload, plan):
+            assert norm_group is not None or not needs_norm_group(workload, plan)
+            on_wait = self._pacer.idle if self._pacer is not None else lambda _: None
+            self._norms = SyncNorms(self.model, norm_group or group, on_wait)
         setting = Setting(ranges=self.ranges, timeout_s=seat.timeout_s)
         if self._pacer is not None:
             setting = replace(setting, on_stall=self._pacer.idle, on_rebuild=self._pacer.rebuild)
@@ -166,6 +184,8 @@ class Trainer:
         self.num_steps += 1
         end_s = time.perf_counter()
         sent = self._reducer.sent()
+        if self._norms is not None:
+            sent = replace(sent, stalled_s=sent.stalled_s + self._norms.take_waited_s())
         self._trained_s += end_s - begin_s
         return Step(
             begin_s=begin_s,
@@ -228,6 +248,8 @@ class Trainer:
         if self._pacer is not None:
             self._pacer.detach()
         self.batches.close()
+        if self._norms is not None:
+            self._norms.detach()
         self._reducer.detach(error)
         del self._reducer, self.group
 
@@ -235,7 +257,9 @@ class Trainer:
         """Leave the exact gradient of the whole batch in the model; the moment forward ended, and this rank's loss."""
         with self.ranges.phase("forward"):
             self._reducer.begin()
-            if batch is None and self._reducer.needs_backward:  # a sample of weight zero
+            if self._norms is not None:
+                self._norms.counts = batch is not None
+            if batch is None and (self._reducer.needs_backward or self._norms is not None):  # a sample of weight zero
                 batch = _to_device(self.batches.fetch(torch.tensor([0])), self.seat.torch_device)
             loss = None if batch is None else self._forward(batch)
         done = time.perf_counter(), 0.0
@@ -260,6 +284,16 @@ class Trainer:
 
     def _note_gradient(self, _gradient: Any) -> None:
         self._gradient_s = time.perf_counter()
+
+
+def synchronises_norms(workload: Workload, plan: Plan) -> bool:
+    """Whether BatchNorm goes over all ranks, because the plan or the workload says so."""
+    return plan.batch.sync_norm or bool(getattr(workload, "sync_norm", False))
+
+
+def needs_norm_group(workload: Workload, plan: Plan) -> bool:
+    """A schedule posts when it sees fit, so that statistics cannot travel in its group: ranks would post in other orders."""
+    return synchronises_norms(workload, plan) and plan.comm.reducer == "scheduled"
 
 
 def _to_device(batch: Any, device: torch.device) -> Any:

@@ -31,6 +31,9 @@ def main() -> None:
             workload = load_workload(name, {"dtype": dtype})
             for plan in plans(workload.global_batch, control.size):
                 check(workload, dtype, plan, groups, control)
+    workload = load_workload("resnet-tiny", {"dtype": "float64", "norm": "sync"})
+    for plan in plans(workload.global_batch, control.size):
+        check(workload, "float64", plan, groups, control)
     control.share(None)
 
 
