@@ -12,8 +12,9 @@ from statistics import fmean, pstdev
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.online.known import Known
 from autotune.online.plan_shape import MOMENTS, Floats, PlanShape, plan_shape
-from autotune.online.statistics import Known, Network, Window
+from autotune.online.statistics import Network, Window
 from workloads.plan import Plan
 
 Singles = NDArray[np.float32]
@@ -169,8 +170,8 @@ class _Table:
         self.flags = np.column_stack(
             [np.array([comm.reducer == "ddp" for comm in comms]), scheduled, self.crosses, self.is_fifo, self.is_shards]
         ).astype(np.float64)
-        credits = np.array([comm.credit_bytes for comm in comms], np.float64)
-        self.credit_bytes = np.where(scheduled, np.minimum(credits, self.wire_bytes), self.wire_bytes)
+        allowed = np.array([comm.credit_bytes for comm in comms], np.float64)
+        self.credit_bytes = np.where(scheduled, np.minimum(allowed, self.wire_bytes), self.wire_bytes)
         parts = self.credit_bytes / np.maximum(self.wire_bytes / np.maximum(self.num_messages, 1.0), 1.0)
         self.at_once = np.where(scheduled, np.clip(parts, 1.0, None), _BUCKETS_AT_ONCE)
         self.credit_parts_log = _log(self.credit_bytes / np.maximum(self.largest_bytes, 1.0))
@@ -185,7 +186,7 @@ class _Table:
         taken: Floats = np.maximum((latency_s + bytes_s) / self.at_once - bytes_s, 0.0)
         return taken
 
-    def guess(  # noqa: PLR0913, PLR0917 - what is guessed from
+    def guess(
         self, seen: Window, running: _Table, network: Network, compute_s: float, latency_s: Floats | float
     ) -> dict[str, Floats]:
         """Seconds of everything, were links and devices as the window shows them. `latency_s`: of a message."""

@@ -8,9 +8,9 @@ cases moves the guess for their kind and leaves the rest.
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,8 @@ BUFFER_CASES = 256
 _STEPS, _RATE, _HOLD = 20, 1e-3, 1e-2
 """Of fine-tuning: steps after each case, their size, and how much the weights are held back."""
 _CASES_A_STEP = 32
+_LEAST_INPUT_SCALE = 0.05
+"""A number that hardly changed in training must not become huge when it does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -56,7 +58,7 @@ class Memory:
             torch.randint(len(batch.measured), (min(_CASES_A_STEP, len(batch.measured)),), generator=generator)
             for _ in range(_STEPS)
         )
-        descend(self.network, (batch.rows_at(chosen) for chosen in draws), rate=_RATE, hold=_HOLD)
+        descend(self.network, ((batch.rows_at(chosen), _RATE) for chosen in draws), hold=_HOLD)
 
     def error(self) -> float:
         """Mean of |predicted - measured| over the cases kept."""
@@ -115,22 +117,23 @@ class Batch:
         )
 
 
-def descend(network: MetaNetwork, batches: Iterator[Batch], *, rate: float, hold: float = 0.0) -> None:
-    """A step of Adam on each batch, in place. `hold`: the pull back to where the weights were."""
-    learned = {name: tensor for name, tensor in network.tensors.items() if name not in STATE}
-    before = [tensor.clone() for tensor in learned.values()]
-    for tensor in learned.values():
-        tensor.requires_grad_(requires_grad=True)
-    optimizer = torch.optim.Adam(learned.values(), lr=rate)
-    for batch in batches:
+def descend(network: MetaNetwork, steps: Iterable[tuple[Batch, float]], *, hold: float = 0.0) -> None:
+    """A step of Adam on each batch at its rate, in place. `hold`: the pull back to where the weights were."""
+    learned = [tensor for name, tensor in network.tensors.items() if name not in STATE]
+    before = [tensor.clone() for tensor in learned]
+    for tensor in learned:
+        tensor.requires_grad_(True)  # noqa: FBT003 - torch's signature
+    optimizer = torch.optim.Adam(learned)
+    for batch, rate in steps:
+        optimizer.param_groups[0]["lr"] = rate
         loss = misfit(network, batch)
         if hold:
-            loss = loss + hold * sum(((a - b) ** 2).sum() for a, b in zip(learned.values(), before, strict=True))
+            loss = loss + hold * torch.stack([((a - b) ** 2).sum() for a, b in zip(learned, before, strict=True)]).sum()
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()
-    for tensor in learned.values():
-        tensor.requires_grad_(requires_grad=False)
+    for tensor in learned:
+        tensor.requires_grad_(False)  # noqa: FBT003 - torch's signature
 
 
 def misfit(network: MetaNetwork, batch: Batch) -> Tensor:
@@ -145,24 +148,15 @@ def pretrain(data: Batch, *, seed: int, epochs: int, batch_size: int = 1024, rat
     network = MetaNetwork.cold(seed)
     for name, values in (("window", data.windows), ("row", data.rows)):
         network.tensors[f"{name}_mean"] = values.mean(dim=0)
-        network.tensors[f"{name}_scale"] = values.std(dim=0).clamp(min=0.05)
+        network.tensors[f"{name}_scale"] = values.std(dim=0).clamp(min=_LEAST_INPUT_SCALE)
     generator = torch.Generator().manual_seed(seed)
-    per_epoch = -(-len(data.measured) // batch_size)
-    total = epochs * per_epoch
+    total = epochs * -(-len(data.measured) // batch_size)
 
     def batches() -> Iterator[Batch]:
         for _ in range(epochs):
             order = torch.randperm(len(data.measured), generator=generator)
             yield from (data.rows_at(chosen) for chosen in order.split(batch_size))
 
-    learned = {name: tensor for name, tensor in network.tensors.items() if name not in STATE}
-    for tensor in learned.values():
-        tensor.requires_grad_(requires_grad=True)
-    optimizer = torch.optim.AdamW(learned.values(), lr=rate, weight_decay=1e-4)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=rate, total_steps=total)
-    for batch in itertools.islice(batches(), total):
-        optimizer.zero_grad()
-        torch.autograd.backward(misfit(network, batch))
-        optimizer.step()
-        schedule.step()
-    return network.copy()
+    falling = (rate * (1 + math.cos(math.pi * step / total)) / 2 for step in range(total))
+    descend(network, zip(batches(), falling, strict=True))
+    return network

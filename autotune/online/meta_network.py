@@ -9,6 +9,7 @@ asked in one call: the window's part of the first layer is the same for all and 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -19,7 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from autotune.online.features import CANDIDATE_FEATURES, FEATURES_VERSION, WINDOW_FEATURES, Floats, Singles
+from autotune.online.features import CANDIDATE_FEATURES, FEATURES_VERSION, WINDOW_FEATURES, Singles
+from autotune.online.plan_shape import Floats
 from workloads.errors import SpecError
 from workloads.serial import digest
 
@@ -57,7 +59,7 @@ class Guess:
             return default
         surely = self.mean - doubt * self.spread
         best = int(surely.argmax())
-        return best if surely[best] > float(torch.tensor(1 + min_gain).log()) and self.knows(best) else running
+        return best if surely[best] > math.log1p(min_gain) and self.knows(best) else running
 
 
 class MetaNetwork:
@@ -72,14 +74,15 @@ class MetaNetwork:
         generator = torch.Generator().manual_seed(seed)
 
         def drawn(num_inputs: int, num_outputs: int) -> Tensor:
-            return torch.randn(NUM_HEADS, num_inputs, num_outputs, generator=generator) * (2 / num_inputs) ** 0.5
+            spread = math.sqrt(2 / num_inputs)
+            return torch.randn(NUM_HEADS, num_inputs, num_outputs, generator=generator) * spread
 
         windows, rows = len(WINDOW_FEATURES), len(CANDIDATE_FEATURES)
         first = drawn(windows + rows, HIDDEN)
         last = drawn(HIDDEN, 2)
         last[:, :, 1] = 0.0
         bias = torch.zeros(NUM_HEADS, 1, 2)
-        bias[:, :, 1] = torch.tensor(_COLD_SCALE).log()
+        bias[:, :, 1] = math.log(_COLD_SCALE)
         return cls(
             {
                 "window_mean": torch.zeros(windows),

@@ -49,7 +49,7 @@ class PlanShape:
 
 def plan_shape(plan: Plan, model: ModelSizes) -> PlanShape:
     """The shape of a data-parallel plan."""
-    groups, parts = _cut(plan.comm, model), np.ones(0)
+    groups = _cut(plan.comm, model)
     ratio, num_rounds = _ratio(plan.compression, model, len(plan.batch.samples))
     sizes = np.array([sum(model.sizes_bytes[index] for index in group) for group in groups], np.float64) * ratio
     parts = np.ones(len(sizes))
@@ -84,8 +84,11 @@ def _cut(comm: CommPlan, model: ModelSizes) -> tuple[tuple[int, ...], ...]:
 @lru_cache(maxsize=256)
 def _groups(reducer: str, size: int, sizes_bytes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """Many candidates differ in other things only."""
-    cut = {"scheduled": unit_indices, "ddp": ddp_bucket_indices}.get(reducer, bucket_indices)
-    return tuple(tuple(group) for group in cut(size, sizes_bytes))
+    if reducer == "scheduled":
+        groups = unit_indices(size, sizes_bytes)
+    else:
+        groups = (ddp_bucket_indices if reducer == "ddp" else bucket_indices)(size, sizes_bytes)
+    return tuple(map(tuple, groups))
 
 
 @lru_cache(maxsize=256)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
 
-from autotune.online.model_sizes import ModelSizes
+from autotune.online.known import Known
 from profilers.step_stats import PartSums, StepStats
 from workloads.errors import SpecError
 from workloads.plan import Plan
@@ -23,19 +23,6 @@ _DISTURBED = 2.0
 """A step whose parts took so many times the usual says little about the network."""
 _SPREAD = 1e-9
 """Sizes that differ by less tell nothing about the latency."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Known:
-    """What is known of a job beside what its steps show."""
-
-    model: ModelSizes
-    shards_gain: float | None = None
-    """How many times longer a ring takes per byte than shards on the links as they were stated or profiled. None: unknown."""
-    message_s: float | None = None
-    """What a collective takes however few its bytes, as profiled or as windows of other plans have shown. None: unknown."""
-    codec_s_per_byte: Mapping[str, float] = field(default_factory=dict)
-    """Encoding and decoding on the slowest rank, per byte of gradients, as profiled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ by as much as windows misjudge them, and with the links that a window shows, whi
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import json
 import math
 import random
@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from autotune.online.features import CANDIDATE_FEATURES, FEATURES_VERSION, WINDOW_FEATURES, Grid
+from autotune.online.known import seconds_per_byte
 from autotune.online.learning import Batch, pretrain
 from autotune.online.meta_network import CARD, HIDDEN, NUM_HEADS, SHIPPED, MetaNetwork, features_card
 from autotune.online.statistics import Window
@@ -38,7 +39,6 @@ from tests.benchmarks.random_jobs import (
     HELD_OUT_MODELS,
     RandomJob,
     Split,
-    _seconds_per_byte,
     draw_job,
     observed,
     simulator_of,
@@ -155,11 +155,11 @@ def judges(network: MetaNetwork, link_error: float) -> dict[str, Judge]:
         "the rough guess alone": lambda _, __, ___, rows: rows[:, rough],
         "**the meta-network**": lambda _, __, window, rows: network.guess(window, rows).mean,
         "the meta-network, if sure": lambda job, _, window, rows: _if_sure(network, job, window, rows),
-        "the simulator, links as a window shows them": lambda job, seen, *_: -seconds(
-            simulator_of(job, shown_links(job, seen)), job
+        "the simulator, links as a window shows them": lambda job, seen, *_: (
+            -seconds(simulator_of(job, shown_links(job, seen)), job)
         ),
-        "the simulator, true links off by a window's error": lambda job, *_: -seconds(
-            simulator_of(job, misjudged(job, link_error)), job
+        "the simulator, true links off by a window's error": lambda job, *_: (
+            -seconds(simulator_of(job, misjudged(job, link_error)), job)
         ),
         "the simulator, true links": lambda job, *_: -seconds(simulator_of(job), job),
     }
@@ -177,13 +177,13 @@ def _if_sure(network: MetaNetwork, job: RandomJob, window: np.ndarray, rows: np.
 def link_error_of(job: RandomJob, seen: Window) -> float:
     """log(bandwidth as fitted / as it is) of the collective that runs."""
     kind = seen.collective
-    return math.log(seen.network.bytes_per_s * _seconds_per_byte(kind, job.cluster)) if seen.network else 0.0
+    return math.log(seen.network.bytes_per_s * seconds_per_byte(kind, job.cluster)) if seen.network else 0.0
 
 
 def shown_links(job: RandomJob, seen: Window) -> Cluster:
     """All links alike, as fast as makes the collective that runs as fast as it was seen to be."""
     alike = _with_speeds(job.cluster, [1.0] * len(job.cluster.hosts))
-    speed = seen.network.bytes_per_s * _seconds_per_byte(seen.collective, alike) if seen.network else 1e12
+    speed = seen.network.bytes_per_s * seconds_per_byte(seen.collective, alike) if seen.network else 1e12
     return _with_speeds(job.cluster, [speed] * len(job.cluster.hosts))
 
 
@@ -216,9 +216,7 @@ def grade(network: MetaNetwork) -> dict[str, dict[str, dict[str, float]]]:
     """Of each cell and each way to choose: medians and means over windows."""
     graded = {}
     for cell, split in CELLS.items():
-        jobs = [
-            draw_job(seed, split, GRADED_TRIED) for seed in range(FIRST_GRADED, FIRST_GRADED + GRADED_JOBS)
-        ]
+        jobs = [draw_job(seed, split, GRADED_TRIED) for seed in range(FIRST_GRADED, FIRST_GRADED + GRADED_JOBS)]
         found = [(job, *numbers(job, simulate_job(job))) for job in jobs]
         error = float(np.median([abs(link_error_of(job, seen)) for job, seen, *_ in found])) / 0.6745
         graded[cell] = {
@@ -272,7 +270,7 @@ def card(grades: dict[str, dict[str, dict[str, float]]], num_cases: int) -> dict
         },
         "training": {"epochs": EPOCHS, "seed": SEED},
         "grades": grades,
-        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
         "command": "nox -s pretrain",
     }
 

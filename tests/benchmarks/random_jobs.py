@@ -20,10 +20,11 @@ import numpy as np
 
 from autotune.bench import capture_workload
 from autotune.online.candidates import Candidates, candidates
+from autotune.online.known import Known, seconds_per_byte, shards_gain
 from autotune.online.model_sizes import ModelSizes
 from autotune.online.simulated_steps import simulated_step
-from autotune.online.statistics import Known, Window, window
-from autotune.simulate.collectives import all_reduce_latency_s, all_reduce_loads
+from autotune.online.statistics import Window, window
+from autotune.simulate.collectives import all_reduce_latency_s
 from autotune.simulate.cost import compute_s
 from autotune.simulate.cost_model import cost_model
 from autotune.simulate.costs import Costs, Lines, TransportCosts
@@ -147,20 +148,6 @@ def disturbed(job: RandomJob, step: list[StepStats]) -> list[StepStats]:
 
 def window_of(job: RandomJob, step: list[StepStats]) -> Window:
     return window(disturbed(job, step), job.running, job.known)
-
-
-def shards_gain(cluster: Cluster) -> float:
-    """How many times longer a ring takes per byte than shards."""
-    ring_s, shards_s = (_seconds_per_byte(kind, cluster) for kind in ("ring", "shards"))
-    return ring_s / shards_s
-
-
-def _seconds_per_byte(kind: str, cluster: Cluster) -> float:
-    times = [0.0]
-    for load in all_reduce_loads(kind, cluster, 1.0):
-        link = cluster.hosts[load.host].link
-        times += [load.up_bytes / link.up_bytes_per_s, load.down_bytes / link.down_bytes_per_s]
-    return max(times)
 
 
 def _noisy(  # noqa: PLR0913, PLR0917 - one step, and what disturbs it
@@ -309,7 +296,7 @@ def _cluster(draw: random.Random, split: Split, counts: list[int]) -> Cluster:
 
 def _slowed(cluster: Cluster, graph: OpGraph, samples: tuple[int, ...], *, ratio: float) -> Cluster:
     """Device speeds such that a ring of all gradients takes `ratio` times as long as the slowest rank computes."""
-    wire_s = _seconds_per_byte("ring", cluster) * graph.param_bytes
+    wire_s = seconds_per_byte("ring", cluster) * graph.param_bytes
     busy_s = max(compute_s(graph, device, count) for device, count in zip(cluster.devices, samples, strict=True))
     times = busy_s * ratio / wire_s
     hosts = tuple(
@@ -329,9 +316,7 @@ def _slowed(cluster: Cluster, graph: OpGraph, samples: tuple[int, ...], *, ratio
     return replace(cluster, hosts=hosts)
 
 
-def _known(
-    draw: random.Random, graph: OpGraph, cluster: Cluster, costs_seed: int, codec_s: dict[str, float]
-) -> Known:
+def _known(draw: random.Random, graph: OpGraph, cluster: Cluster, costs_seed: int, codec_s: dict[str, float]) -> Known:
     """What somebody would know of it: the links perhaps, and perhaps as they were before one of them changed."""
     kind, gain = draw.random(), None
     if kind < 0.6:
@@ -373,9 +358,7 @@ def _costs(job: RandomJob, costs: Costs) -> Costs:
     busy_s = max(compute_s(job.graph, device, n) for device, n in zip(job.cluster.devices, samples, strict=True))
     codec_s = _costs_of_codecs(job.costs_seed, job.cluster, job.graph, samples)
     nothing = np.zeros(size)
-    lines = {
-        codec: Lines(fixed_s=nothing, slope_s=np.full(size, seconds / 2)) for codec, seconds in codec_s.items()
-    }
+    lines = {codec: Lines(fixed_s=nothing, slope_s=np.full(size, seconds / 2)) for codec, seconds in codec_s.items()}
     message_s, byte_s = _message_s(job.costs_seed), _log_uniform(draw, 1e-12, 3e-10)
     overhead = TransportCosts(
         sizes=np.array([0.0, 1e8]), overhead_s=np.array([message_s, message_s + 1e8 * byte_s]), slots=2

@@ -28,7 +28,9 @@ def test_a_packed_step_is_small_and_comes_back():
     packed = STEP.pack()
     assert len(packed) == PACKED_BYTES <= 100
     again = StepStats.unpack(packed)
-    assert astuple(replace(again, parts=PartSums()))[:-1] == pytest.approx(astuple(replace(STEP, parts=PartSums()))[:-1])
+    assert astuple(replace(again, parts=PartSums()))[:-1] == pytest.approx(
+        astuple(replace(STEP, parts=PartSums()))[:-1]
+    )
     assert astuple(again.parts) == pytest.approx(astuple(STEP.parts), rel=1e-6)
     assert StepStats.unpack(again.pack()) == again
 
@@ -58,6 +60,4 @@ def test_the_order_of_parts_does_not_matter():
 
 def test_sums_add_up():
     a, b = PartSums.of([Part(1.0, 0, 0, 1)]), PartSums.of([Part(3.0, 0, 0, 2)])
-    assert a + b == PartSums(
-        num_parts=2, flight_s=3, num_bytes=4, service_s=3, square_bytes=10, byte_seconds=7
-    )
+    assert a + b == PartSums(num_parts=2, flight_s=3, num_bytes=4, service_s=3, square_bytes=10, byte_seconds=7)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from autotune.online.candidates import candidates
+from autotune.online.known import Known
 from autotune.online.model_sizes import ModelSizes
 from autotune.online.simulated_steps import simulated_step
-from autotune.online.statistics import Known, window
+from autotune.online.statistics import window
 from autotune.space import Space, max_bucket_log2, ways_to_send
 from tests.autotune.simulate.test_closed_forms import MB, make_cluster, make_graph, make_simulator
 from workloads.plan import LOSSLESS_CODECS

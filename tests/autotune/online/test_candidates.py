@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autotune.online.candidates import candidates, default_candidate
-from autotune.online.plan_shape import plan_shape
 from autotune.online.model_sizes import ModelSizes
+from autotune.online.plan_shape import plan_shape
 from tests.autotune.online.jobs import GRAPH, SAMPLES, make_simulated, make_space, offered
 from workloads.errors import SpecError
 from workloads.plan import CODECS, ONE_ROUND_CODECS, default_plan

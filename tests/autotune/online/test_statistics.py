@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from autotune.online.features import CANDIDATE_FEATURES, WINDOW_FEATURES, Grid
+from autotune.online.known import Known
 from autotune.online.model_sizes import ModelSizes
-from autotune.online.statistics import Known, fit_network, window
+from autotune.online.statistics import fit_network, window
 from profilers.step_stats import Part, PartSums
 from tests.autotune.online.jobs import GRAPH, SAMPLES, make_simulated, observed, offered, seen
 from tests.autotune.simulate.test_closed_forms import MB, make_graph
@@ -109,10 +110,16 @@ def test_numbers_have_no_unit():
     fast = [
         replace(
             entry,
-            **{name: getattr(entry, name) / 100 for name in ("step_s", "compute_s", "forward_s", "backward_s", "wait_s")},
+            **{
+                name: getattr(entry, name) / 100
+                for name in ("step_s", "compute_s", "forward_s", "backward_s", "wait_s")
+            },
             parts=replace(
                 entry.parts,
-                **{name: getattr(entry.parts, name) / 100 for name in ("flight_s", "queue_s", "service_s", "byte_seconds")},
+                **{
+                    name: getattr(entry.parts, name) / 100
+                    for name in ("flight_s", "queue_s", "service_s", "byte_seconds")
+                },
             ),
         )
         for entry in slow
