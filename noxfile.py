@@ -242,3 +242,10 @@ def schedule_gain(session: nox.Session) -> None:
     """What scheduling and factors are worth as links get slower (needs root, 15 minutes); `-- again`: of the kept runs."""
     install(session)
     run(session, "python", "-m", "tests.benchmarks.schedule_gain", *session.posargs)
+
+
+@nox.session
+def pretrain(session: nox.Session) -> None:
+    """Train the meta-network on simulated runs, grade it, write its card (15 minutes); `-- again`: grade anew."""
+    install(session)
+    run(session, "python", "-m", "tests.benchmarks.pretrain", *session.posargs)

@@ -18,6 +18,7 @@ from results.best import check_made_for, load_best
 from results.record import BestPlan, TrialState
 from results.stats import Ratio, speedup
 from results.training import Stretch, TrainingReport
+from results.wording import local_norms_warning
 from workloads.cluster import Cluster
 from workloads.plan import Plan, default_plan
 from workloads.split import bounds, even
@@ -76,7 +77,15 @@ def lead_training(job: Job, bench: Bench, on_step: Callable[[int], None]) -> Tra
         ranks=done.measured.ranks,
         breakdown=breakdown,
         costs=largest_costs(breakdown),
+        warnings=warnings(bench, kept.plan),
     )
+
+
+def warnings(bench: Bench, plan: Plan) -> tuple[str, ...]:
+    """What to know about the model that comes of this."""
+    unsynchronised = 0 if plan.batch.sync_norm else bench.info.num_local_norms
+    text = local_norms_warning(unsynchronised, num_ranks=len(bench.cluster.devices))
+    return (text,) if text else ()
 
 
 def stretches(changing: ChangingMix | None, steps_s: Sequence[float]) -> tuple[Stretch, ...]:

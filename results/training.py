@@ -43,3 +43,5 @@ class TrainingReport:
     breakdown: Breakdown
     """Where the time of one more step went, traced and not counted."""
     costs: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    """What to know about the model that came of it."""

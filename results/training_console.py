@@ -56,7 +56,10 @@ def show_training(console: Console, report: TrainingReport) -> None:
     if report.accuracy is not None:
         lines.insert(2, f"accuracy {100 * report.accuracy:.1f} % on held-out data")
     title = f"{report.workload} on {report.cluster}{report.trace and f' under {report.trace}'} ({report.label})"
-    console.print(Panel(Text("\n".join(lines)), title=title, title_align="left"))
+    text = Text("\n".join(lines))
+    for warning in report.warnings:
+        text.append(f"\nWarning: {warning}", style="yellow")
+    console.print(Panel(text, title=title, title_align="left"))
     console.print(_rank_table(report))
     show_breakdown(console, f"Where a step goes ({report.label})", report.breakdown, report.costs)
     if report.stretches:

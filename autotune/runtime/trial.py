@@ -23,7 +23,7 @@ from torch import Tensor
 from autotune.runtime.groups import Groups
 from autotune.runtime.mpi_group import PeerLostError
 from autotune.runtime.tracing import ClockOffset, aligned, samplers_for, traced_step
-from autotune.runtime.trainer import Seat, Step, Trainer
+from autotune.runtime.trainer import Seat, Step, Trainer, needs_norm_group
 from profilers.timeline import Timeline
 from results.record import RankResult
 from workloads.errors import InfeasiblePlanError, TrialTimeoutError
@@ -188,14 +188,18 @@ class RankRunner:
         try:
             with ExitStack() as stack:
                 ways = [_way(plan, index) for index, plan in enumerate(plans)]
+                norm_ways = {_norm_way(plan) for plan in plans if needs_norm_group(self._workload, plan)}
                 groups = {
-                    way: stack.enter_context(self._open(way, timeout_s, traced=traced)) for way in sorted(set(ways))
+                    way: stack.enter_context(self._open(way, timeout_s, traced=traced))
+                    for way in sorted({*ways, *norm_ways})
                 }
                 try:
                     for plan, way in zip(plans, ways, strict=True):
-                        group = groups[way]
-                        trainers.append(Trainer(self._workload, plan, group, seat, seed=self._seed))
-                        del group
+                        norms = groups.get(_norm_way(plan))
+                        trainers.append(
+                            Trainer(self._workload, plan, groups[way], seat, seed=self._seed, norm_group=norms)
+                        )
+                        del norms
                     return measure(trainers, deadline)
                 finally:
                     error = sys.exception()
@@ -239,6 +243,11 @@ def _way(plan: Plan, index: int) -> Way:
     """What decides which process group a plan needs. A schedule posts when it sees fit and shares its group with nobody."""
     own = index if plan.comm.reducer == "scheduled" else -1
     return plan.comm.transport, plan.comm.collective, plan.comm.servers, own
+
+
+def _norm_way(plan: Plan) -> Way:
+    """The group of BatchNorm's statistics, which trainers that take turns can share."""
+    return plan.comm.transport, "ring", (), -2
 
 
 def _parameters(trainer: Trainer) -> Tensor:
