@@ -30,6 +30,7 @@ from torch.utils.data import Dataset
 from autotune.job import read_plan_file
 from autotune.runtime.comm.engine import Engine
 from autotune.runtime.comm.exchange import Setting
+from autotune.runtime.comm.initial_values import share_initial_values
 from autotune.runtime.control import Control, start_control
 from autotune.runtime.groups import Groups
 from autotune.runtime.prefetch import Loading
@@ -173,10 +174,13 @@ def parallelize(
     )
     samples = chosen.batch.samples
     setting = Setting(weight=samples[control.rank] / sum(samples), timeout_s=_TIMEOUT_S)
+    share_initial_values(model, group)
     engine = Engine(model, optimizer, chosen, group, setting)
     norms = None
     if sync_norm or chosen.batch.sync_norm:
-        own_group = leave.enter_context(groups.open(comm.transport, timeout_s=_TIMEOUT_S))  # the engine posts in any order
+        own_group = leave.enter_context(
+            groups.open(comm.transport, timeout_s=_TIMEOUT_S)
+        )  # the engine posts in any order
         norms = SyncNorms(model, own_group)
     elif control.is_leader and (text := local_norms_warning(len(batch_norms(model)), num_ranks=control.size)):
         warnings.warn(text, stacklevel=2)

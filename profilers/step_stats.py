@@ -148,3 +148,14 @@ class StepStats:
                 byte_seconds=byte_seconds,
             ),
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRow:
+    """A step as all ranks have just computed it, by rank."""
+
+    step: int
+    compute_s: tuple[float, ...]
+    """Forward and backward pass of each, without waiting."""
+    closed: tuple[StepStats, ...] | None
+    """How the step before ended on each; None before the second step."""

@@ -50,7 +50,7 @@ class SyncNorms:
         """Whether this rank's samples are part of the batch; false where it only goes through the motions."""
         self.gradient_weight = 1.0
         """What this rank's gradients will be multiplied by after backward; 1 where its loss is weighted already."""
-        self._waited_s = 0.0
+        self.waited_s = 0.0
         for layer in self._layers:
             layer.forward = functools.partial(_forward, layer, self)  # type: ignore[method-assign]
 
@@ -60,7 +60,7 @@ class SyncNorms:
 
     def take_waited_s(self) -> float:
         """How long exchanges took since the last call."""
-        waited_s, self._waited_s = self._waited_s, 0.0
+        waited_s, self.waited_s = self.waited_s, 0.0
         taken(self._group)  # what a paced group has noted is nobody's business here
         return waited_s
 
@@ -90,7 +90,7 @@ class SyncNorms:
         begun_s = time.perf_counter()
         self._group.allreduce([sums], dist.AllreduceOptions()).wait()
         seconds = time.perf_counter() - begun_s
-        self._waited_s += seconds
+        self.waited_s += seconds
         self._on_wait(seconds)
 
 
@@ -104,7 +104,13 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, found: _Statistics, norms: SyncNorms
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        found: _Statistics,
+        norms: SyncNorms,
     ) -> Tensor:
         inverse = (found.variance + eps).rsqrt()
         normal = ((x - _spread(found.mean, x)) * _spread(inverse, x)).to(x.dtype)
@@ -148,7 +154,9 @@ def _forward(layer: _BatchNorm, norms: SyncNorms, x: Tensor) -> Tensor:
     layer._check_input_dim(x)
     found = norms.statistics(x.detach())
     if found.count <= 1:
-        raise ValueError(f"BatchNorm in training needs more than one value per channel but all ranks have {found.count:.0f}")
+        raise ValueError(
+            f"BatchNorm in training needs more than one value per channel but all ranks have {found.count:.0f}"
+        )
     _update_running(layer, found)
     done: Tensor = _Normalise.apply(x, layer.weight, layer.bias, layer.eps, found, norms)  # type: ignore[no-untyped-call]
     return done

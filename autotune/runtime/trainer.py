@@ -7,7 +7,7 @@ the mean over the whole batch, whatever the split. A loss that is a mean over to
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,11 +15,12 @@ import torch
 import torch.distributed as dist
 
 from autotune.runtime.comm.exchange import Setting
+from autotune.runtime.comm.initial_values import share_initial_values
 from autotune.runtime.data import batches_of
 from autotune.runtime.device_pacer import DevicePacer
 from autotune.runtime.make_reducer import make_reducer
 from autotune.runtime.memory import check_memory, static_bytes
-from autotune.runtime.reducer import Sent
+from autotune.runtime.reducer import Reducer, Sent
 from autotune.runtime.replay import Replay
 from autotune.runtime.sync_batch_norm import SyncNorms
 from profilers.ranges import Ranges
@@ -71,17 +72,19 @@ class Step:
     """Of its samples: their number, or what the workload says."""
     sent: Sent = field(default_factory=Sent)
     """Its exchanges; where steps cross, those that landed while it ran."""
+    steering_s: float = 0.0
+    """Before it began: until it was known by which plan, and until that was in force."""
 
     @property
     def total_s(self) -> float:
-        return self.end_s - self.begin_s
+        return self.end_s - self.begin_s + self.steering_s
 
     @property
     def wait_s(self) -> float:
         """For gradients after backward, for other ranks' BatchNorm statistics, and where steps cross for parameters in the
         forward pass.
         """
-        return self.reduced_s - self.backward_s + self.sent.stalled_s
+        return self.reduced_s - self.backward_s + self.sent.stalled_s + self.steering_s
 
     @property
     def compute_s(self) -> float:
@@ -150,17 +153,19 @@ class Trainer:
         self.optimizer = workload.optimizer(self.model)
         self.batches = batches_of(workload, plan.batch.samples, seat.rank, seed=seed)
         self._pacer = DevicePacer(self.model, seat.graph, seat.device) if seat.graph is not None else None
-        self._gradient_s = 0.0
+        self._gradient_s = self._begun_s = 0.0
+        self._num_gradients = 0
+        self.on_computed: Callable[[float], None] | None = None
+        """Told in each step how long this rank has computed, as soon as its own gradients are there."""
         self._handles = [p.register_hook(self._note_gradient) for p in self.model.parameters() if p.requires_grad]
         self._norms: SyncNorms | None = None
         if synchronises_norms(workload, plan):
             assert norm_group is not None or not needs_norm_group(workload, plan)
             on_wait = self._pacer.idle if self._pacer is not None else lambda _: None
             self._norms = SyncNorms(self.model, norm_group or group, on_wait)
-        setting = Setting(ranges=self.ranges, timeout_s=seat.timeout_s)
-        if self._pacer is not None:
-            setting = replace(setting, on_stall=self._pacer.idle, on_rebuild=self._pacer.rebuild)
-        self._reducer = make_reducer(self.model, self.optimizer, plan, group, setting)
+        share_initial_values(self.model, group)
+        self._reducer = self._make_reducer()
+        self._is_recording = False
         self.num_steps = 0
         self._trained_s = 0.0
         self.peak_memory_bytes = 0
@@ -168,7 +173,8 @@ class Trainer:
     def step(self) -> Step:
         """Train on the next global batch."""
         self._enter_trace()
-        begin_s = time.perf_counter()
+        begin_s = self._begun_s = time.perf_counter()
+        self._num_gradients = 0
         with self.ranges.phase("data"):
             batch, num_samples, _ = self.batches.take(self.num_steps)
             batch = _to_device(batch, self.seat.torch_device)
@@ -228,6 +234,24 @@ class Trainer:
             )
         self.batches.resplit(from_step, samples)
 
+    def switch(self, plan: Plan, group: dist.ProcessGroup) -> None:
+        """Train by another plan from the next step on, over `group`; called by all ranks before the same step."""
+        plan.validate(num_ranks=group.size(), global_batch=self._workload.global_batch)
+        if plan.batch != self.plan.batch:
+            self.resplit(self.num_steps, plan.batch.samples)
+        before, self.plan = self.plan, plan
+        if (plan.comm, plan.compression) != (before.comm, before.compression) or group is not self.group:
+            self._reducer.detach(None)
+            self.group = group
+            self._reducer = self._make_reducer()
+            self._reducer.record(on=self._is_recording)
+
+    def _make_reducer(self) -> Reducer:
+        setting = Setting(ranges=self.ranges, timeout_s=self.seat.timeout_s)
+        if self._pacer is not None:
+            setting = replace(setting, on_stall=self._pacer.idle, on_rebuild=self._pacer.rebuild)
+        return make_reducer(self.model, self.optimizer, self.plan, self.group, setting)
+
     def meet(self) -> None:
         """Wait until every rank is here, with nothing on its way."""
         self.settle()
@@ -235,6 +259,7 @@ class Trainer:
 
     def record_collectives(self, *, on: bool) -> None:
         """Have the exchanges of the steps that follow noted. Emulated links always note theirs."""
+        self._is_recording = on
         self._reducer.record(on=on)
 
     def settle(self) -> None:
@@ -263,10 +288,13 @@ class Trainer:
                 batch = _to_device(self.batches.fetch(torch.tensor([0])), self.seat.torch_device)
             loss = None if batch is None else self._forward(batch)
         done = time.perf_counter(), 0.0
+        self._gradient_s = done[0]
         if loss is not None:
             with self.ranges.phase("backward"):
                 self._backward(loss * (self._reducer.loss_scale * weight))
             done = done[0], float(loss.detach())
+        if self._num_gradients < len(self._handles):  # some parameters took no part
+            self._computed()
         with self.ranges.phase("wait"):
             self._reducer.finish()
         return done
@@ -284,6 +312,14 @@ class Trainer:
 
     def _note_gradient(self, _gradient: Any) -> None:
         self._gradient_s = time.perf_counter()
+        self._num_gradients += 1
+        if self._num_gradients == len(self._handles):
+            self._computed()
+
+    def _computed(self) -> None:
+        if self.on_computed is not None:
+            waited_s = self._reducer.stalled_s + (self._norms.waited_s if self._norms is not None else 0.0)
+            self.on_computed(self._gradient_s - self._begun_s - waited_s)
 
 
 def synchronises_norms(workload: Workload, plan: Plan) -> bool:
