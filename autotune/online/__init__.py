@@ -1,1 +1,1 @@
-"""Retuning while training: what a window of steps shows, which plans there are, and what each would be worth."""
+"""Retuning while training. Data in, data out: no clock, no network; who calls says what was seen and carries out what is proposed."""

@@ -36,8 +36,10 @@ class Sensitivity:
 
 _DEFAULT = Sensitivity()
 _MAD_TO_SIGMA = 1.4826
-_DIFFERENT = 0.2
-"""Work must differ by this share of the larger for its slope to say more than noise."""
+_SMALL, _LARGE = 0.05, 0.2
+"""Work must differ by a share of the larger between these for its slope to say more than noise."""
+_CLEAR = 6.0
+"""By this many times the noise, if that is known and in between."""
 
 
 class RankCostModel:
@@ -102,16 +104,24 @@ class RankCostModel:
         bar = max(rule.least, rule.spreads * self._spread(before))
         return min(off) > bar or max(off) < -bar
 
+    def _telling_difference(self) -> float:
+        now = self._seen[-1][0]
+        alike = [(work, compute_s) for work, compute_s in self._seen if work == now]
+        if len(alike) < self._sensitivity.steps:
+            return _LARGE
+        return min(max(_CLEAR * self._spread(alike), _SMALL), _LARGE)
+
     def _fit_fixed_work(self) -> None:
         """From the line t = a + c·w through pairs of steps: φ = a/c, where there are enough that differ."""
         now = self._seen[-1][0]
-        others = sum(_differ(work, now) for work, _ in self._seen)
+        bar = self._telling_difference()
+        others = sum(_differ(work, now, bar) for work, _ in self._seen)
         if others < self._sensitivity.steps:  # one outlier among them would make the line
             return
         slopes = [
             (late - early) / (more - less)
             for (less, early), (more, late) in combinations(self._seen, 2)
-            if _differ(more, less)
+            if _differ(more, less, bar)
         ]
         if (slope := median(slopes)) <= 0:
             return
@@ -119,5 +129,5 @@ class RankCostModel:
         self._fixed_work = max(fixed_s / slope, 0.0)
 
 
-def _differ(one: float, other: float) -> bool:
-    return abs(one - other) >= _DIFFERENT * max(one, other)
+def _differ(one: float, other: float, bar: float) -> bool:
+    return abs(one - other) >= bar * max(one, other)
