@@ -242,3 +242,10 @@ def schedule_gain(session: nox.Session) -> None:
     """What scheduling and factors are worth as links get slower (needs root, 15 minutes); `-- again`: of the kept runs."""
     install(session)
     run(session, "python", "-m", "tests.benchmarks.schedule_gain", *session.posargs)
+
+
+@nox.session
+def convergence(session: nox.Session) -> None:
+    """Does training come out the same while the split changes? Five seeds (about ten minutes); `-- again`: the kept runs."""
+    install(session)
+    run(session, "python", "-m", "tests.benchmarks.convergence", *session.posargs)
