@@ -147,7 +147,7 @@ class Parallel:
         self.close(error)
 
 
-def parallelize(
+def parallelize(  # noqa: PLR0913 - what a script may choose
     model: nn.Module,
     optimizer: Optimizer,
     plan: Plan | str | Path,
@@ -176,7 +176,9 @@ def parallelize(
     engine = Engine(model, optimizer, chosen, group, setting)
     norms = None
     if sync_norm or chosen.batch.sync_norm:
-        own_group = leave.enter_context(groups.open(comm.transport, timeout_s=_TIMEOUT_S))  # the engine posts in any order
+        own_group = leave.enter_context(
+            groups.open(comm.transport, timeout_s=_TIMEOUT_S)
+        )  # the engine posts in any order
         norms = SyncNorms(model, own_group)
     elif control.is_leader and (text := local_norms_warning(len(batch_norms(model)), num_ranks=control.size)):
         warnings.warn(text, stacklevel=2)

@@ -12,9 +12,10 @@ Pure data in, data out; `observe` after each step, `propose` when a move could b
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, median
 
 from autotune.online.rank_cost import RankCostModel, Sensitivity
@@ -48,7 +49,7 @@ class Caution:
     patience: int = 20
     """Steps that a move may take to be carried out, and the first pause after one that was taken back; each further pause is
     twice as long."""
-    sensitivity: Sensitivity = Sensitivity()
+    sensitivity: Sensitivity = field(default_factory=Sensitivity)
 
 
 _DEFAULT = Caution()
@@ -199,7 +200,7 @@ class BatchController:
 
     def _error(self) -> float:
         """Standard error of the least certain rank's time, as a share of it."""
-        return max(_MEDIAN_TO_MEAN * model.spread / model.num_steps**0.5 for model in self._ranks)
+        return max(_MEDIAN_TO_MEAN * model.spread / math.sqrt(model.num_steps) for model in self._ranks)
 
     def _check(self, samples: Sequence[int], compute_s: Sequence[float]) -> None:
         if not len(samples) == len(compute_s) == len(self._ranks) or sum(samples) != self._total:

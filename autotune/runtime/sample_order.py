@@ -163,5 +163,7 @@ def _positive(what: str, values: Sequence[float] | Tensor | None, num_samples: i
             f"{what} of shape {list(given.shape)} for {num_samples} samples: give one number for each sample of the data set"
         )
     if bad := [value for value in given.tolist() if not (math.isfinite(value) and value > 0)][:1]:
-        raise SpecError(f"{what} hold {bad[0]}: every sample's must be above 0; leave samples without any out of the data")
+        raise SpecError(
+            f"{what} hold {bad[0]}: every sample's must be above 0; leave samples without any out of the data"
+        )
     return given

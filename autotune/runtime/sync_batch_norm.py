@@ -103,8 +103,14 @@ class _Normalise(torch.autograd.Function):
     """(x - mean) / √(variance + ε) · weight + bias, where mean and variance are functions of every rank's x."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, found: _Statistics, norms: SyncNorms
+    def forward(  # noqa: PLR0913, PLR0917 - torch's signature
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        found: _Statistics,
+        norms: SyncNorms,
     ) -> Tensor:
         inverse = (found.variance + eps).rsqrt()
         normal = ((x - _spread(found.mean, x)) * _spread(inverse, x)).to(x.dtype)
@@ -148,7 +154,9 @@ def _forward(layer: _BatchNorm, norms: SyncNorms, x: Tensor) -> Tensor:
     layer._check_input_dim(x)
     found = norms.statistics(x.detach())
     if found.count <= 1:
-        raise ValueError(f"BatchNorm in training needs more than one value per channel but all ranks have {found.count:.0f}")
+        raise ValueError(
+            f"BatchNorm in training needs more than one value per channel but all ranks have {found.count:.0f}"
+        )
     _update_running(layer, found)
     done: Tensor = _Normalise.apply(x, layer.weight, layer.bias, layer.eps, found, norms)  # type: ignore[no-untyped-call]
     return done

@@ -47,7 +47,9 @@ def read_bytes(path: str) -> Tensor:
     try:
         raw = Path(path).read_bytes() if path else resources.files("workloads").joinpath("texts/docs.txt").read_bytes()
     except OSError as error:
-        raise SpecError(f"workload 'text' cannot read {path!r}: {error.strerror}: give a text file as --set path=…") from error
+        raise SpecError(
+            f"workload 'text' cannot read {path!r}: {error.strerror}: give a text file as --set path=…"
+        ) from error
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8).long()
 
 

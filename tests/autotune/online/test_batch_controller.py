@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -97,13 +98,15 @@ def test_a_rank_that_reports_half_its_time_is_found_out() -> None:
 def test_it_tries_a_liar_ever_more_rarely() -> None:
     job = Job(steady((1.0,) * 4), reported=lambda rank, step: 0.5 if rank == 1 else 1.0).run(1000)
     tried = [step for step, move in job.moves if move.samples[1] > 16]
-    gaps = [b - a for a, b in zip(tried, tried[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(tried)]
     assert gaps == sorted(gaps)
     assert gaps[-1] > 8 * gaps[0]
 
 
 def test_a_rank_that_begins_to_lie_is_found_out() -> None:
-    honest_then_not = Job(steady((4.0, 2.0, 1.0)), total=256, reported=lambda rank, step: 0.5 if step > 60 and not rank else 1.0)
+    honest_then_not = Job(
+        steady((4.0, 2.0, 1.0)), total=256, reported=lambda rank, step: 0.5 if step > 60 and not rank else 1.0
+    )
     job = honest_then_not.run(120)
     assert job.splits[60] == job.splits[-1]
     assert any(split != job.splits[60] for split in job.splits[60:])

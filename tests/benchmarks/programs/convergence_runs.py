@@ -29,7 +29,9 @@ def random_split(generator: random.Random, num_ranks: int, total: int) -> tuple[
     return tuple(b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True))
 
 
-def train(workload: Any, groups: Groups, control: Control, seed: int, *, epochs: int, changing: bool) -> dict[str, Any]:
+def train(  # noqa: PLR0913 - one run
+    workload: Any, groups: Groups, control: Control, seed: int, *, epochs: int, changing: bool
+) -> dict[str, Any]:
     size, total = control.size, workload.global_batch
     seat = Seat(rank=control.rank, device=load_cluster("this-machine").devices[0], torch_device=torch.device("cpu"))
     plan = Plan(batch=BatchPlan(samples=even(total, bounds(size, total))))
@@ -61,7 +63,12 @@ def main() -> None:
         for changing in (False, True):
             found = train(workload, groups, control, seed, epochs=epochs, changing=changing)
             if control.is_leader:
-                run = {"workload": name, "seed": seed, "split": "changing" if changing else "even", "ranks": control.size}
+                run = {
+                    "workload": name,
+                    "seed": seed,
+                    "split": "changing" if changing else "even",
+                    "ranks": control.size,
+                }
                 sys.stdout.write(json.dumps(run | found) + "\n")
                 sys.stdout.flush()
     control.share(None)
