@@ -249,3 +249,10 @@ def pretrain(session: nox.Session) -> None:
     """Train the meta-network on simulated runs, grade it, write its card (15 minutes); `-- again`: grade anew."""
     install(session)
     run(session, "python", "-m", "tests.benchmarks.pretrain", *session.posargs)
+
+
+@nox.session
+def convergence(session: nox.Session) -> None:
+    """Does training come out the same while the split changes? Five seeds (about ten minutes); `-- again`: the kept runs."""
+    install(session)
+    run(session, "python", "-m", "tests.benchmarks.convergence", *session.posargs)

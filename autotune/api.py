@@ -148,7 +148,7 @@ class Parallel:
         self.close(error)
 
 
-def parallelize(
+def parallelize(  # noqa: PLR0913 - what a script may choose
     model: nn.Module,
     optimizer: Optimizer,
     plan: Plan | str | Path,

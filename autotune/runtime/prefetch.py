@@ -110,7 +110,7 @@ class Prefetch:
         loading = self._loading
         return DataLoader(
             self._dataset,
-            batch_sampler=self,  # type: ignore[arg-type] # any iterable of lists will do
+            batch_sampler=self,
             num_workers=loading.num_workers,
             prefetch_factor=loading.prefetch_factor,
             collate_fn=loading.collate,

@@ -103,7 +103,7 @@ class _Normalise(torch.autograd.Function):
     """(x - mean) / √(variance + ε) · weight + bias, where mean and variance are functions of every rank's x."""
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0913, PLR0917 - torch's signature
         ctx: Any,
         x: Tensor,
         weight: Tensor | None,

@@ -31,7 +31,9 @@ def test_any_split_gives_the_gradient_of_the_whole_batch(num_ranks: int, tmp_pat
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_any_split_gives_the_gradient_of_the_whole_batch_with_synchronised_norms(num_ranks: int, tmp_path: Path) -> None:
+def test_any_split_gives_the_gradient_of_the_whole_batch_with_synchronised_norms(
+    num_ranks: int, tmp_path: Path
+) -> None:
     done = mpirun(num_ranks, str(PROGRAM), "norms", cwd=tmp_path)
     assert done.code == 0, done.err
     cases = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]

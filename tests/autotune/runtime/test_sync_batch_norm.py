@@ -81,7 +81,7 @@ def test_gradients_and_running_statistics_are_those_of_the_whole_batch(
         norms.detach()
         if weighted_after:
             for gradient in gradients(model):
-                gradient *= weight
+                gradient.mul_(weight)
         return model
 
     ranks = on_ranks(len(split), run)
@@ -144,7 +144,7 @@ class TestTraining:
     def test_uneven_training_is_training_on_the_whole_batch(self, comm: CommPlan, bound: float) -> None:
         workload = self.workload()
         ranks = self.train(workload, comm, sync_norm=True)
-        start, ours, losses = ranks[0]
+        start, ours, _ = ranks[0]
         theirs, expected = self.alone(workload, start)
         assert distance(ours, theirs) < bound
         assert [sum(parts) for parts in zip(*(one[2] for one in ranks), strict=True)] == pytest.approx(expected)
