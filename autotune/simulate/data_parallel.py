@@ -14,9 +14,7 @@ import numpy as np
 from numba import njit
 
 from autotune.simulate.engine import JOIN, TRANSFER, Floats, Ints, Tasks
-
-DATA, FORWARD, BACKWARD, ENCODE, DECODE, UPDATE, SEND, MEET = range(8)
-"""What a task is, for whoever makes a timeline of it."""
+from autotune.simulate.layout import Layout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +28,9 @@ class StepCosts:
     decode_s: Floats
     update_s: Floats
     """Per rank."""
-    saved_bytes: Floats
+    samples: Floats
+    """Per rank."""
+    saved_bytes_per_sample: Floats
     """What each op keeps for its backward pass."""
 
 
@@ -55,26 +55,17 @@ class Units:
     """What each unit (row) puts on each link (column)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Labels:
-    """What each task of a step is: its kind, rank (-1: all), and op or unit."""
-
-    kind: Ints
-    rank: Ints
-    index: Ints
-    step: Ints
-
-
-def expand(costs: StepCosts, units: Units, *, num_steps: int, crosses: bool, coded: bool) -> tuple[Tasks, Labels]:
-    """`num_steps` steps in a row. `coded`: gradients are encoded and decoded."""
-    arrays = _expand(
+def expand(costs: StepCosts, units: Units, layout: Layout) -> Tasks:
+    """All steps of a plan."""
+    links, seconds, priority, latency_s, credit_bytes, memory, loads = _expand(
         costs.data_s,
         costs.forward_s,
         costs.backward_s,
         costs.encode_s,
         costs.decode_s,
         costs.update_s,
-        costs.saved_bytes,
+        costs.samples,
+        costs.saved_bytes_per_sample,
         units.wire_bytes,
         units.ready_op,
         units.first_op,
@@ -83,22 +74,23 @@ def expand(costs: StepCosts, units: Units, *, num_steps: int, crosses: bool, cod
         units.latency_s,
         units.load_link,
         units.load_bytes,
-        num_steps,
-        crosses,
-        coded,
+        layout.num_steps,
+        layout.crosses,
+        layout.coded,
+        layout.per_rank,
+        layout.per_step,
     )
-    device, seconds, priority, latency_s, credit_bytes, memory, labels, links, loads = arrays
+    device, queue, num_before, next_from, next_tasks = links
     memory_device, memory_at_start, memory_at_end = memory
-    num_before, next_from, next_tasks = links
     load_from, load_link, load_bytes = loads
-    tasks = Tasks(
+    return Tasks(
         device=device,
         seconds=seconds,
         priority=priority,
         num_before=num_before,
         next_from=next_from,
         next_tasks=next_tasks,
-        queue=np.zeros(len(device), np.int64),
+        queue=queue,
         credit_bytes=credit_bytes,
         latency_s=latency_s,
         load_from=load_from,
@@ -108,7 +100,6 @@ def expand(costs: StepCosts, units: Units, *, num_steps: int, crosses: bool, cod
         memory_at_start=memory_at_start,
         memory_at_end=memory_at_end,
     )
-    return tasks, Labels(kind=labels[0], rank=labels[1], index=labels[2], step=labels[3])
 
 
 @njit(cache=True)
@@ -131,7 +122,8 @@ def _expand(
     encode_s,
     decode_s,
     update_s,
-    saved_bytes,
+    samples,
+    saved_bytes_per_sample,
     wire_bytes,
     ready_op,
     first_op,
@@ -143,20 +135,17 @@ def _expand(
     num_steps,
     crosses,
     coded,
+    per_rank,
+    per_step,
 ):
     num_ranks, num_ops, num_units = forward_s.shape[0], forward_s.shape[1], len(wire_bytes)
     codes = num_units if coded else 0
-    updates = num_units if crosses else 1
-    per_rank = 1 + 2 * num_ops + 2 * codes + updates
-    per_step = num_ranks * per_rank + num_units + 1
     num_tasks = num_steps * per_step
 
     device, seconds = np.full(num_tasks, TRANSFER, np.int64), np.zeros(num_tasks)
     priority, latency_s = np.zeros(num_tasks, np.int64), np.zeros(num_tasks)
     credit_bytes, memory_device = np.zeros(num_tasks), np.full(num_tasks, -1, np.int64)
     memory_at_start, memory_at_end = np.zeros(num_tasks), np.zeros(num_tasks)
-    labels = np.zeros((4, num_tasks), np.int64)
-    labels[1, :] = -1
     chain = num_ranks * per_rank
     num_edges = num_steps * (chain + num_ranks * num_units * 2 + num_units + num_ranks)
     num_edges += num_steps * num_ranks * (num_units + num_ops)
@@ -170,20 +159,16 @@ def _expand(
             task = sends + unit
             seconds[task], latency_s[task] = fixed_s[unit], unit_latency_s[unit]
             credit_bytes[task], priority[task] = wire_bytes[unit], unit_priority[unit]
-            labels[0, task], labels[2, task], labels[3, task] = SEND, unit, step
             source[edges], target[edges] = task, meet
             edges += 1
         device[meet] = JOIN
-        labels[0, meet], labels[3, meet] = MEET, step
         for rank in range(num_ranks):
             own = start + rank * per_rank
             forward, backward = own + 1, own + 1 + num_ops
             encode, decode = own + 1 + 2 * num_ops, own + 1 + 2 * num_ops + codes
             update = own + 1 + 2 * num_ops + 2 * codes
             device[own : own + per_rank] = rank
-            labels[1, own : own + per_rank] = rank
-            labels[3, own : own + per_rank] = step
-            seconds[own], labels[0, own] = data_s[rank], DATA
+            seconds[own] = data_s[rank]
             if step > 0:  # the step before has ended on this rank, but for updates that cross
                 before = start - per_step + rank * per_rank
                 if not crosses:
@@ -194,9 +179,9 @@ def _expand(
             last = own
             for op in range(num_ops):
                 task = forward + op
-                seconds[task], memory_at_start[task] = forward_s[rank, op], saved_bytes[rank, op]
+                seconds[task] = forward_s[rank, op]
+                memory_at_start[task] = saved_bytes_per_sample[op] * samples[rank]
                 memory_device[task] = rank
-                labels[0, task], labels[2, task] = FORWARD, op
                 source[edges], target[edges] = last, task
                 edges += 1
                 last = task
@@ -204,9 +189,9 @@ def _expand(
             for place in range(num_ops):
                 op = num_ops - 1 - place
                 task = backward + place
-                seconds[task], memory_at_end[task] = backward_s[rank, op], -saved_bytes[rank, op]
+                seconds[task] = backward_s[rank, op]
+                memory_at_end[task] = -(saved_bytes_per_sample[op] * samples[rank])
                 memory_device[task] = rank
-                labels[0, task], labels[2, task] = BACKWARD, op
                 source[edges], target[edges] = last, task
                 edges += 1
                 last = task
@@ -214,7 +199,6 @@ def _expand(
                     if coded:
                         code = encode + unit
                         seconds[code] = encode_s[rank, unit]
-                        labels[0, code], labels[2, code] = ENCODE, unit
                         source[edges], target[edges] = last, code
                         edges += 1
                         last = code
@@ -225,13 +209,12 @@ def _expand(
                 for unit in range(num_units):
                     code = decode + unit
                     seconds[code] = decode_s[rank, unit]
-                    labels[0, code], labels[2, code] = DECODE, unit
                     source[edges], target[edges] = last, code
                     source[edges + 1], target[edges + 1] = sends + unit, code
                     edges += 2
                     last = code
             if not crosses:
-                seconds[update], labels[0, update] = update_s[rank], UPDATE
+                seconds[update] = update_s[rank]
                 source[edges], target[edges] = last, update
                 source[edges + 1], target[edges + 1] = meet, update
                 edges += 2
@@ -241,13 +224,11 @@ def _expand(
                 if coded:
                     code = decode + unit
                     seconds[code], priority[code] = decode_s[rank, unit], unit_priority[unit] - num_units
-                    labels[0, code], labels[2, code] = DECODE, unit
                     source[edges], target[edges] = landed, code
                     edges += 1
                     landed = code
                 seconds[task] = update_s[rank] / num_units
                 priority[task] = unit_priority[unit] - num_units
-                labels[0, task], labels[2, task] = UPDATE, unit
                 source[edges], target[edges] = landed, task
                 edges += 1
                 if step + 1 < num_steps:
@@ -270,23 +251,23 @@ def _expand(
     load_link = np.empty(num_steps * num_units * num_links, np.int64)
     load_bytes = np.empty(num_steps * num_units * num_links)
     loads = 0
-    for task in range(num_tasks):
-        if device[task] == TRANSFER:
-            unit = labels[2, task]
+    for step in range(num_steps):
+        sends = step * per_step + num_ranks * per_rank
+        load_from[step * per_step : sends] = loads
+        for unit in range(num_units):
+            load_from[sends + unit] = loads
             for j in range(num_links):
                 if unit_load[unit, j] > 0:
                     load_link[loads] = unit_link[j]
                     load_bytes[loads] = unit_load[unit, j]
                     loads += 1
-        load_from[task + 1] = loads
+        load_from[sends + num_units : sends + num_units + 2] = loads
     return (
-        device,
+        (device, np.zeros(num_tasks, np.int64), num_before, next_from, next_tasks),
         seconds,
         priority,
         latency_s,
         credit_bytes,
         (memory_device, memory_at_start, memory_at_end),
-        labels,
-        (num_before, next_from, next_tasks),
         (load_from, load_link[:loads], load_bytes[:loads]),
     )

@@ -30,6 +30,11 @@ def factor_bytes(op: Op, samples: Sequence[int], element_bytes: int = ELEMENT_BY
     return [count * rows_per_sample(op) * (outputs + inputs) * element_bytes for count in samples]
 
 
+def linear_ops(graph: OpGraph) -> list[Op]:
+    """The Linear layers that can send factors: those whose weights are another's, such as a tied head, cannot."""
+    return [op for op in graph.ops if op.factor_shapes and op.param_bytes > 0]
+
+
 def worthwhile_factors(
     graph: OpGraph, cluster: Cluster, samples: Sequence[int], *, collective: str = "ring"
 ) -> tuple[str, ...]:
@@ -38,12 +43,12 @@ def worthwhile_factors(
     """
     if _has_no_links(cluster):
         return ()
-    return tuple(op.name for op in graph.ops if op.factor_shapes and _pays(op, cluster, samples, collective))
+    return tuple(op.name for op in linear_ops(graph) if _pays(op, cluster, samples, collective))
 
 
 def factor_chooser(graph: OpGraph, cluster: Cluster) -> Callable[[tuple[int, ...]], tuple[str, ...]] | None:
     """`worthwhile_factors` of any split; None where the model has no Linear layer or no link is stated."""
-    if not any(op.factor_shapes for op in graph.ops) or _has_no_links(cluster):
+    if not linear_ops(graph) or _has_no_links(cluster):
         return None
     return lru_cache(maxsize=_KEPT_SPLITS)(lambda samples: worthwhile_factors(graph, cluster, samples))
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autotune.simulate.data_parallel import MEET, SEND, Labels
 from autotune.simulate.engine import Tasks
+from autotune.simulate.layout import MEET, SEND, Labels
 from autotune.simulate.tasks import NO_CHANGE, MemoryChange, TaskList
 
 

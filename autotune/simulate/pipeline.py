@@ -15,9 +15,9 @@ import numpy as np
 
 from autotune.simulate.collectives import Load, hop_latency_s, hop_loads, ring_loads
 from autotune.simulate.costs import NO_OVERHEAD, Costs
-from autotune.simulate.data_parallel import BACKWARD, DATA, FORWARD, UPDATE, Labels
 from autotune.simulate.engine import Floats, Tasks
 from autotune.simulate.labelled import LabelledTasks
+from autotune.simulate.layout import BACKWARD, DATA, FORWARD, UPDATE, Labels
 from autotune.simulate.tasks import MemoryChange
 from autotune.simulate.units import as_links
 from workloads.errors import SpecError

@@ -13,7 +13,8 @@ import numpy as np
 
 from autotune.simulate.costs import NO_OVERHEAD, Costs
 from autotune.simulate.data_parallel import StepCosts, Units, expand
-from autotune.simulate.engine import Floats, Site, simulate
+from autotune.simulate.engine import Floats, Run, Site, Tasks, simulate
+from autotune.simulate.layout import Layout
 from autotune.simulate.limit import step_limit
 from autotune.simulate.pipeline import expand_pipeline, param_shares
 from autotune.simulate.spans import Simulated, spans
@@ -29,6 +30,7 @@ from workloads.plan import CommPlan, Plan
 _CROSSING_STEPS = 4
 """Steps until one is like the next where they overlap."""
 _KEPT_UNITS = 256
+_NOTHING = np.zeros((0, 0))
 
 
 class Simulator:
@@ -39,11 +41,14 @@ class Simulator:
         self._saved_bytes = np.array([op.saved_bytes_per_sample for op in graph.ops])
         self._speeds = link_speeds(costs.cluster)
         self._units = lru_cache(maxsize=_KEPT_UNITS)(UnitMaker(graph, costs).make)
-        self._site_of = lru_cache(maxsize=_KEPT_UNITS)(self._make_site)
+        self._sites = lru_cache(maxsize=_KEPT_UNITS)(self._make_site)
 
     def step_s(self, plan: Plan) -> float:
         """Predicted seconds of a step."""
-        return self.simulate(plan).step_s
+        if plan.pipeline is not None:
+            return self.simulate(plan).step_s
+        _, layout, run = self._run(plan)
+        return layout.step_s(run)
 
     def prediction(self, plan: Plan) -> Prediction:
         """What a record keeps beside the measurement."""
@@ -55,13 +60,27 @@ class Simulator:
         """Expand the plan and run it."""
         if plan.pipeline is not None:
             tasks, labels = expand_pipeline(self.graph, plan, self.costs)
-            return Simulated(tasks=tasks, labels=labels, run=simulate(tasks, self._site_of(plan.comm)), num_steps=1)
-        step = self._step_costs(plan)
+            run = simulate(tasks, self._site_of(plan.comm))
+            return Simulated(tasks=tasks, labels=labels, run=run, num_steps=1, step_s=run.makespan_s)
+        tasks, layout, run = self._run(plan)
+        return Simulated(
+            tasks=tasks, labels=layout.labels(), run=run, num_steps=layout.num_steps, step_s=layout.step_s(run)
+        )
+
+    def _run(self, plan: Plan) -> tuple[Tasks, Layout, Run]:
+        """Of a data-parallel plan."""
+        units = self._units_of(plan)
         crosses = plan.comm.reducer == "scheduled" and plan.comm.crosses_steps
-        num_steps = _CROSSING_STEPS if crosses else 1
-        coded = plan.compression.codec != "none" or bool(plan.compression.factors)
-        tasks, labels = expand(step, self._units_of(plan), num_steps=num_steps, crosses=crosses, coded=coded)
-        return Simulated(tasks=tasks, labels=labels, run=simulate(tasks, self._site_of(plan.comm)), num_steps=num_steps)
+        layout = Layout(
+            num_ranks=len(plan.batch.samples),
+            num_ops=len(self.graph.ops),
+            num_units=len(units.wire_bytes),
+            num_steps=_CROSSING_STEPS if crosses else 1,
+            crosses=crosses,
+            coded=plan.compression.codec != "none" or bool(plan.compression.factors),
+        )
+        tasks = expand(self._step_costs(plan, units, coded=layout.coded), units, layout)
+        return tasks, layout, simulate(tasks, self._site_of(plan.comm))
 
     def peak_memory_bytes(self, plan: Plan, simulated: Simulated) -> Floats:
         """Per rank: what is always held, buffers of the plan, and activations at their peak."""
@@ -140,25 +159,30 @@ class Simulator:
     def _units_of(self, plan: Plan) -> Units:
         return self._units(Sends.of(plan))
 
-    def _step_costs(self, plan: Plan) -> StepCosts:
+    def _step_costs(self, plan: Plan, units: Units, *, coded: bool) -> StepCosts:
         samples = np.array(plan.batch.samples, np.float64)
-        costs, codec, units = self.costs, plan.compression.codec, self._units_of(plan)
-        nothing = np.zeros((len(samples), len(units.wire_bytes)))
-        sent = units.gradient_bytes > 0
-        encode_s, decode_s = (
-            side[codec].table(units.gradient_bytes) * sent if codec in side else nothing
-            for side in (costs.encode, costs.decode)
-        )
-        forward_s, backward_s = costs.passes(samples)
+        encode_s, decode_s = self._codec_s(plan, units, samples) if coded else (_NOTHING, _NOTHING)
+        forward_s, backward_s = self.costs.passes(samples)
         return StepCosts(
-            data_s=costs.data.at(samples) * (samples > 0),
+            data_s=self.costs.data.at(samples) * (samples > 0),
             forward_s=forward_s,
             backward_s=backward_s,
             encode_s=encode_s,
-            decode_s=decode_s + self._rebuild_s(units, samples) if plan.compression.factors else decode_s,
-            update_s=costs.update.at(samples),
-            saved_bytes=self._saved_bytes[None, :] * samples[:, None],
+            decode_s=decode_s,
+            update_s=self.costs.update.at(samples),
+            samples=samples,
+            saved_bytes_per_sample=self._saved_bytes,
         )
+
+    def _codec_s(self, plan: Plan, units: Units, samples: Floats) -> tuple[Floats, Floats]:
+        """To encode and decode each unit on each rank."""
+        codec, sent = plan.compression.codec, units.gradient_bytes > 0
+        nothing = np.zeros((len(samples), len(units.wire_bytes)))
+        encode_s, decode_s = (
+            side[codec].table(units.gradient_bytes) * sent if codec in side else nothing
+            for side in (self.costs.encode, self.costs.decode)
+        )
+        return encode_s, decode_s + self._rebuild_s(units, samples) if plan.compression.factors else decode_s
 
     def _rebuild_s(self, units: Units, samples: Floats) -> Floats:
         """A product of factors beyond a rank's own rows, which its backward pass is charged for: as many samples' worth of
@@ -170,14 +194,16 @@ class Simulator:
         taken: Floats = per_sample * others[:, None]
         return taken
 
-    def _make_site(self, comm: CommPlan) -> Site:
-        transport = self.costs.transports.get(comm.transport, NO_OVERHEAD)
-        scheduled = comm.reducer == "scheduled"
+    def _site_of(self, comm: CommPlan) -> Site:
+        return self._sites(comm.transport, comm.credit_bytes if comm.reducer == "scheduled" else None)
+
+    def _make_site(self, transport: str, credit_bytes: int | None) -> Site:
+        slots = self.costs.transports.get(transport, NO_OVERHEAD).slots
         return make_site(
             len(self.costs.cluster.devices),
             self._speeds,  # type: ignore[arg-type]
-            slots=(NO_LIMIT if self.costs.links_in_turn else transport.slots,),
-            credit_bytes=(float(comm.credit_bytes) if scheduled else np.inf,),
+            slots=(NO_LIMIT if self.costs.links_in_turn else slots,),
+            credit_bytes=(np.inf if credit_bytes is None else float(credit_bytes),),
             in_turn=self.costs.links_in_turn,
         )
 

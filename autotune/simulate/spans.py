@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.simulate.data_parallel import (
+from autotune.simulate.engine import Run, Tasks
+from autotune.simulate.layout import (
     BACKWARD,
     DATA,
     DECODE,
@@ -19,7 +20,6 @@ from autotune.simulate.data_parallel import (
     UPDATE,
     Labels,
 )
-from autotune.simulate.engine import Run, Tasks
 from profilers.timeline import Span
 from workloads.graph import OpGraph
 
@@ -32,17 +32,8 @@ class Simulated:
     labels: Labels
     run: Run
     num_steps: int
-
-    @property
-    def step_s(self) -> float:
-        """The time a step adds, once steps follow each other."""
-        if self.num_steps == 1:
-            return self.run.makespan_s
-        settled, last = 1, self.num_steps - 1  # the first step starts with nothing under way
-        # From backward pass to backward pass: what follows it overlaps with the next step, and after the last with nothing.
-        backward = self.labels.kind == BACKWARD
-        ends = [float(self.run.end_s[backward & (self.labels.step == step)].max()) for step in (settled, last)]
-        return (ends[1] - ends[0]) / (last - settled)
+    step_s: float
+    """The time a step adds, once steps follow each other."""
 
 
 _KINDS = {

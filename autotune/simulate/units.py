@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
@@ -21,10 +21,10 @@ from autotune.simulate.costs import NO_OVERHEAD, Costs
 from autotune.simulate.data_parallel import Units
 from autotune.simulate.engine import Floats, Ints
 from autotune.simulate.factors import factor_bytes
-from workloads.buckets import bucket_indices, ddp_bucket_indices, num_partitions, unit_indices
+from workloads.buckets import bucket_starts, bytes_reached, ddp_starts, num_partitions, unit_indices, unit_starts
 from workloads.cluster import Cluster
 from workloads.graph import OpGraph
-from workloads.plan import ONE_ROUND_CODECS, CommPlan, CompressionPlan, Plan
+from workloads.plan import COLLECTIVES, ONE_ROUND_CODECS, CommPlan, CompressionPlan, Plan
 from workloads.wire import GATHER, SUM, wire_bytes
 
 _WIDTH = 4
@@ -96,11 +96,14 @@ class UnitMaker:
         self._sizes = [parameter.num_bytes for parameter in parameters]
         self._shapes = [parameter.shape or (max(parameter.num_bytes // _WIDTH, 1),) for parameter in parameters]
         self._op_of = np.array([order[parameter.op] for parameter in parameters], np.int64)
-        self._size_array = np.array(self._sizes, np.float64)
+        self._size_array, self._reached = np.array(self._sizes, np.float64), bytes_reached(self._sizes)
         self._num_ranks, num_hosts = len(costs.cluster.devices), len(costs.cluster.hosts)
         self._links = np.arange(2 * num_hosts if num_hosts > 1 else 0, dtype=np.int64)
         self._wires: dict[str, Floats] = {}
         self._per_byte: dict[tuple[str, tuple[int, ...]], Floats] = {}
+        self._latency_s = {
+            kind: all_reduce_latency_s("shards" if kind == "server" else kind, costs.cluster) for kind in COLLECTIVES
+        }
 
     def make(self, sends: Sends) -> Units:
         """The units of a data-parallel plan, in the order in which they are posted."""
@@ -109,7 +112,6 @@ class UnitMaker:
         rows = self._sums(sends) if _only_sums(sends) else self._mixed(sends)
         if is_scheduled:
             rows = rows.ordered(np.argsort(-rows.first_op, kind="stable"))
-        cluster, kind = self._costs.cluster, "shards" if comm.collective == "server" else comm.collective
         return Units(
             wire_bytes=rows.wire_bytes,
             gradient_bytes=rows.gradient_bytes,
@@ -119,7 +121,7 @@ class UnitMaker:
             first_op=rows.first_op,
             priority=rows.first_op if is_scheduled and comm.priority == "layer" else np.arange(len(rows.first_op)),
             fixed_s=self._costs.transports.get(comm.transport, NO_OVERHEAD).overhead(rows.wire_bytes),
-            latency_s=rows.num_rounds * all_reduce_latency_s(kind, cluster),
+            latency_s=rows.num_rounds * self._latency_s[comm.collective],
             load_link=self._links,
             load_bytes=rows.loads,
         )
@@ -127,10 +129,12 @@ class UnitMaker:
     def _sums(self, sends: Sends) -> _Rows:
         """Where everything is summed as it is, arrays will do: a search asks for thousands of these."""
         comm = sends.comm
-        starts = np.array([group[0] for group in self._cut_sizes(comm)], np.int64)
-        num_bytes = np.add.reduceat(self._size_array, starts) if len(starts) else np.zeros(0)
-        wire_bytes = np.add.reduceat(self._wire_sizes(sends.compression.codec), starts) if len(starts) else np.zeros(0)
-        first_op = np.minimum.reduceat(self._op_of, starts) if len(starts) else np.zeros(0, np.int64)
+        if not self._sizes:
+            return self._mixed(sends)
+        starts = np.fromiter(self._starts(comm), np.int64)
+        num_bytes = np.add.reduceat(self._size_array, starts)
+        wire_bytes = np.add.reduceat(self._wire_sizes(sends.compression.codec), starts)
+        first_op = np.minimum.reduceat(self._op_of, starts)
         if comm.reducer == "scheduled":
             parts = np.maximum(np.rint(wire_bytes / comm.partition_bytes), 1.0)
             repeats = parts.astype(np.int64)
@@ -140,16 +144,17 @@ class UnitMaker:
             gradient_bytes=num_bytes,
             wire_bytes=wire_bytes,
             first_op=first_op,
-            loads=np.outer(wire_bytes, self._sum_per_byte(comm)),
+            loads=wire_bytes[:, None] * self._sum_per_byte(comm),
             num_rounds=np.ones(len(wire_bytes)),
             rebuilt_op=np.full(len(wire_bytes), -1, np.int64),
         )
 
-    def _cut_sizes(self, comm: CommPlan) -> list[list[int]]:
+    def _starts(self, comm: CommPlan) -> Iterator[int]:
+        """The first gradient of each bucket or unit."""
         if comm.reducer == "scheduled":
-            return unit_indices(comm.partition_bytes, self._sizes)
-        cut = ddp_bucket_indices if comm.reducer == "ddp" else bucket_indices
-        return cut(comm.bucket_bytes, self._sizes)
+            return unit_starts(comm.partition_bytes, self._reached)
+        cut = ddp_starts if comm.reducer == "ddp" else bucket_starts
+        return cut(comm.bucket_bytes, self._reached)
 
     def _wire_sizes(self, codec: str) -> Floats:
         """Of every gradient by itself."""

@@ -1,7 +1,7 @@
 """How good are predictions? Plans drawn at random are measured in the lab and paced, then held against the simulator.
 
 Costs come from profiles measured beforehand; no plan that is judged was used for them. What-if mixes are predicted from
-the profile of another mix and measured afterwards. `nox -s prediction` runs it all (needs root, about half an hour) and
+the profile of another mix and measured afterwards. `nox -s prediction` runs it all (needs root, some 25 minutes) and
 keeps every pair, the good and the bad, under results/published/prediction.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,11 +23,10 @@ from results.environment import describe_environment
 from results.profile import Profile
 from results.profile_file import load_profile
 from results.published_table import put_between
-from results.stats import spearman
 from results.store import read_json, write_json
+from tests.benchmarks.accuracy import KNOBS, Pair, summary
 from tests.benchmarks.measured import MeasuredPlans
 from tests.benchmarks.scatter import scatter
-from workloads.plan import Plan
 from workloads.registry import load_workload
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,29 +47,6 @@ LABELS = {
 PAGE = ROOT / "docs" / "simulator.md"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
-    """A prediction beside its measurement."""
-
-    workload: str
-    cluster: str
-    label: str
-    plan: Plan
-    predicted_s: float
-    measured_s: float
-    predicted_bytes: float
-    """Of the rank that holds most."""
-    measured_bytes: float
-
-    @property
-    def error(self) -> float:
-        return abs(self.predicted_s - self.measured_s) / self.measured_s
-
-    @property
-    def memory_error(self) -> float:
-        return abs(self.predicted_bytes - self.measured_bytes) / self.measured_bytes
-
-
 def pairs_of(measured: MeasuredPlans, profiles: list[Profile]) -> list[Pair]:
     """Every measured plan with its prediction."""
     workload = load_workload(measured.workload.name, dict(measured.workload.options))
@@ -89,6 +65,7 @@ def pairs_of(measured: MeasuredPlans, profiles: list[Profile]) -> list[Pair]:
                 plan=record.plan,
                 predicted_s=simulated.step_s,
                 measured_s=record.step_s,
+                steps_s=record.steps_s,
                 predicted_bytes=float(simulator.peak_memory_bytes(record.plan, simulated).max()),
                 measured_bytes=float(max(rank.peak_memory_bytes for rank in record.ranks)),
             )
@@ -96,69 +73,37 @@ def pairs_of(measured: MeasuredPlans, profiles: list[Profile]) -> list[Pair]:
     return pairs
 
 
-def summary(pairs: list[Pair]) -> dict[str, Any]:
-    """The figures of one kind of run; the first-ranked plan is judged per cell, against the best measured there."""
-    cells = sorted({(pair.workload, pair.cluster) for pair in pairs})
-    by_cell = {cell: [pair for pair in pairs if (pair.workload, pair.cluster) == cell] for cell in cells}
-    picks = {cell: min(found, key=lambda pair: pair.predicted_s) for cell, found in by_cell.items()}
-    losses = {
-        "@".join(cell): pick.measured_s / min(pair.measured_s for pair in by_cell[cell]) - 1
-        for cell, pick in picks.items()
-    }
-    return {
-        "plans": len(pairs),
-        "median_error": median(pair.error for pair in pairs),
-        "worst_error": max(pair.error for pair in pairs),
-        "spearman_all": spearman([pair.predicted_s for pair in pairs], [pair.measured_s for pair in pairs]),
-        "spearman_per_cell_median": median(
-            spearman([pair.predicted_s for pair in found], [pair.measured_s for pair in found])
-            for found in by_cell.values()
-        ),
-        "first_ranked_loses_median": median(losses.values()),
-        "first_ranked_loses": losses,
-        "memory_worst_error": max(pair.memory_error for pair in pairs),
-        "median_error_per_cell": {
-            "@".join(cell): median(pair.error for pair in found) for cell, found in by_cell.items()
-        },
-    }
-
-
 def measure(folder: Path, say: Callable[[str], None]) -> None:
     """Everything that needs the machine: profiles and plans, in the lab and paced."""
     for cluster in CLUSTERS:
         with lab(cluster):
-            for seed, workload in enumerate(WORKLOADS):
+            for workload in WORKLOADS:
                 say(f"lab: {workload} on {cluster}")
-                in_lab(
-                    [
-                        autotune(),
-                        "profile",
-                        "--workload",
-                        workload,
-                        "--cluster",
-                        cluster,
-                        "--results",
-                        str(folder),
-                        "--quiet",
-                    ]
-                )
-                plans(in_lab, folder, workload, cluster, "lab", PLANS_PER_CELL, seed)
+                profile(folder, workload, cluster)
+                plans(in_lab, folder, workload, cluster, "lab", PLANS_PER_CELL)
     for cluster in CLUSTERS:
-        for seed, workload in enumerate(WORKLOADS):
+        for workload in WORKLOADS:
             say(f"paced: {workload} on {cluster}")
-            plans(paced, folder, workload, cluster, "paced", PLANS_PER_CELL, seed)
+            plans(paced, folder, workload, cluster, "paced", PLANS_PER_CELL)
     for mix in WHAT_IF:
         with lab(str(MIXES / f"{mix}.toml")):
-            for seed, workload in enumerate(WORKLOADS):
+            for workload in WORKLOADS:
                 say(f"lab, what if: {workload} on {mix}")
-                plans(in_lab, folder, workload, str(MIXES / f"{mix}.toml"), "lab", PLANS_PER_WHAT_IF, 100 + seed)
+                plans(in_lab, folder, workload, str(MIXES / f"{mix}.toml"), "lab", PLANS_PER_WHAT_IF)
+
+
+def profile(folder: Path, workload: str, cluster: str) -> None:
+    job = ["--workload", workload, "--cluster", cluster, "--results", str(folder), "--quiet"]
+    in_lab([autotune(), "profile", *job])
 
 
 def plans(  # noqa: PLR0913, PLR0917 - what, where and how many
-    run: Callable[[list[str]], None], folder: Path, workload: str, cluster: str, kind: str, count: int, seed: int
+    run: Callable[[list[str]], None], folder: Path, workload: str, cluster: str, kind: str, count: int
 ) -> None:
-    out = folder / f"{kind}-{workload}@{Path(cluster).stem}.json"
-    run([sys.executable, "-m", PROGRAM, workload, cluster, str(out), "random", str(count), str(seed)])
+    """Every cell has a seed of its own: other plans on other mixes."""
+    cell = f"{workload}@{Path(cluster).stem}"
+    out = folder / f"{kind}-{cell}.json"
+    run([sys.executable, "-m", PROGRAM, workload, cluster, str(out), "random", str(count), f"{kind}/{cell}"])
 
 
 def autotune() -> str:
@@ -202,6 +147,8 @@ def profiles_in(folder: Path, workload: str, cluster: str, label: str) -> list[P
 def judge(folder: Path) -> dict[str, Any]:
     """Predictions of everything measured, by kind of run."""
     kinds: dict[str, list[Pair]] = {"lab": [], "paced": [], "what_if": []}
+    failed: list[str] = []
+    seconds: dict[str, float] = {}
     for path in sorted(folder.glob("*@*.json")):
         measured = read_json(MeasuredPlans, path)
         kind = path.name.partition("-")[0]
@@ -209,10 +156,14 @@ def judge(folder: Path) -> dict[str, Any]:
         source = "mixed4" if is_question else measured.cluster.name
         profiles = profiles_in(folder, measured.workload.name, source, measured.cluster.label)
         kinds["what_if" if is_question else kind] += pairs_of(measured, profiles)
+        failed += [f"{path.stem}: {record.plan} {record.reason}" for record in measured.records if not record.step_s]
+        seconds[path.stem] = sum(record.duration_s for record in measured.records)
     return {
         "command": "nox -s prediction",
         "environment": describe_environment(),
         "figures": {kind: summary(pairs) for kind, pairs in kinds.items() if pairs},
+        "failed": failed,
+        "measured_for_s": seconds,
         "pairs": kinds,
     }
 
@@ -222,30 +173,48 @@ def table(figures: dict[str, Any]) -> str:
     lines = [
         (
             "| runs | plans | median error | worst | rank correlation: all, per cell | first-ranked plan loses: median, worst "
-            "| memory, worst error |"
+            "| beyond noise | memory, worst error |"
         ),
-        "|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for kind, found in figures.items():
         losses = found["first_ranked_loses"].values()
+        worst = max(losses, key=lambda loss: loss.value)
         cells = (
             LABELS[kind],
             str(found["plans"]),
-            f"{100 * found['median_error']:.1f} %",
+            percent(found["median_error"]),
             f"{100 * found['worst_error']:.0f} %",
             f"{found['spearman_all']:.3f}, {found['spearman_per_cell_median']:.2f}",
-            f"{100 * median(losses):.1f} %, {100 * max(losses):.1f} %",
-            f"{100 * found['memory_worst_error']:.1f} %",
+            f"{percent(median(loss.value for loss in losses))}, {percent(worst.value)} ({percent(worst.low)} to {percent(worst.high)})",
+            f"in {len(found['first_ranked_misses'])} of {len(losses)} cells",
+            percent(found["memory_worst_error"]),
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def knob_table(figures: dict[str, Any]) -> str:
+    """Median error (and plans) of each kind of knob, by kind of run."""
+    lines = ["| plans with | " + " | ".join(figures) + " |", "|---" * (len(figures) + 1) + "|"]
+    for knob in KNOBS:
+        found = [figures[kind]["per_knob"].get(knob) for kind in figures]
+        if any(found):
+            cells = [f"{percent(of['median_error'])} ({of['plans']})" if of else "none" for of in found]
+            lines.append(f"| {knob} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def main() -> None:
     folder = ROOT / "results" / "data" / "prediction"
     if sys.argv[1:] != ["again"]:
         folder.mkdir(parents=True, exist_ok=True)
-        measure(folder, lambda text: sys.stderr.write(f"{text}\n"))
+        begun = time.monotonic()
+        measure(folder, lambda text: sys.stderr.write(f"{(time.monotonic() - begun) / 60:.1f} min  {text}\n"))
     found = judge(folder)
     PUBLISHED.mkdir(parents=True, exist_ok=True)
     write_json(PUBLISHED / "pairs.json", found)
@@ -253,8 +222,9 @@ def main() -> None:
         if pairs:
             points = [(pair.workload, pair.predicted_s, pair.measured_s) for pair in pairs]
             (PUBLISHED / f"{kind}.svg").write_text(scatter(points, f"{len(pairs)} plans, {LABELS[kind]}"))
-    put_between(PAGE, "<!-- prediction -->", "<!-- /prediction -->", table(found["figures"]))
-    sys.stdout.write(table(found["figures"]) + "\n")
+    shown = f"{table(found['figures'])}\n\n{knob_table(found['figures'])}"
+    put_between(PAGE, "<!-- prediction -->", "<!-- /prediction -->", shown)
+    sys.stdout.write("\n".join([shown, *(f"not measured: {text}" for text in found["failed"])]) + "\n")
 
 
 if __name__ == "__main__":

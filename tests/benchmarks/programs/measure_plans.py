@@ -1,4 +1,4 @@
-"""Measure plans drawn at random, or every plan of a grid, on the ranks of this job; run under mpirun.
+"""Measure plans drawn at random, or every plan of a grid, on the ranks of this job; run under mpirun. SEED is a name.
 
 measure_plans.py WORKLOAD CLUSTER OUT.json random COUNT SEED
 measure_plans.py WORKLOAD CLUSTER OUT.json grid
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from itertools import product
 from pathlib import Path
 
@@ -16,42 +17,21 @@ from autotune.job import Job, check_job
 from autotune.runtime.control import start_control
 from autotune.runtime.crew import follow
 from autotune.runtime.trial import Effort
+from autotune.simulate.factors import linear_ops
 from autotune.simulate.limit import stated_sample_s
 from autotune.space import MIN_BUCKET_LOG2, Proposal, Space
 from autotune.study import as_record, now
 from results.environment import describe_environment
 from results.store import write_json
+from tests.benchmarks.drawn_plans import drawn_plans
 from tests.benchmarks.measured import MeasuredPlans
-from workloads.plan import DDP_CODECS, ONE_ROUND_CODECS, BatchPlan, CommPlan, CompressionPlan, Plan, default_plan
+from workloads.plan import BatchPlan, CommPlan, Plan, default_plan
 from workloads.split import even, proportional
 
 WARMUP, STEPS = 2, 5
 GRID_STEPS = 3
 GRID_TILTS = (-0.5, 0.0, 0.5)
 GRID_BUCKET_STEP = 2
-
-
-def random_plans(bench: Bench, count: int, seed: int) -> list[Plan]:
-    """Splits of half to twice what each device's speed calls for, every power of two as bucket, any transport, codec and
-    reducer: good plans and bad ones, as nobody knows beforehand which is which.
-    """
-    draw = random.Random(seed)
-    space = around_speeds(bench)
-    plans: dict[Plan, None] = {}
-    while len(plans) < count:
-        weights = [speed * 2 ** draw.uniform(-1, 1) for speed in space.reference]
-        reducer = draw.choice(("ddp", "bucketed", "bucketed"))
-        plan = Plan(
-            batch=BatchPlan(samples=proportional(weights, space.global_batch, space.limits)),
-            comm=CommPlan(
-                reducer=reducer,
-                transport=draw.choice(bench.transports),
-                bucket_bytes=2 ** draw.randint(MIN_BUCKET_LOG2, space.max_bucket_log2),
-            ),
-            compression=CompressionPlan(codec=draw.choice(DDP_CODECS if reducer == "ddp" else ONE_ROUND_CODECS)),
-        )
-        plans[plan] = None
-    return list(plans)
 
 
 def grid_plans(bench: Bench) -> list[Plan]:
@@ -81,8 +61,12 @@ def around_speeds(bench: Bench) -> Space:
     return bench.space(tuple(speed / max(speeds) for speed in speeds), allow_lossy=False)
 
 
+def _drawn(bench: Bench, count: str, seed: str) -> list[Plan]:
+    return drawn_plans(around_speeds(bench), [op.name for op in linear_ops(bench.graph)], int(count), seed)
+
+
 def main() -> None:
-    workload, cluster_name, out, how, *numbers = sys.argv[1:]
+    workload, cluster_name, out, how, *rest = sys.argv[1:]
     control = start_control()
     job = Job(workload=workload, clusters=(cluster_name,), results=Path(out).parent)
     (cluster,) = check_job(job, control.size)
@@ -90,19 +74,21 @@ def main() -> None:
     if not control.is_leader:
         follow(control, bench.runner)
         return
-    plans = random_plans(bench, *map(int, numbers)) if how == "random" else grid_plans(bench)
+    plans = _drawn(bench, *rest) if how == "random" else grid_plans(bench)
     random.Random(7).shuffle(plans)  # what disturbs the machine for a while must not look like a knob
     effort = Effort(warmup=WARMUP, steps=STEPS if how == "random" else GRID_STEPS, timeout_s=120, traced=False)
     records = []
     for number, plan in enumerate(plans):
+        started_at, begun = now(), time.monotonic()
         measured = bench.crew.measure(plan, effort)
-        records.append(as_record(number, Proposal(plan=plan), measured, started_at=now(), duration_s=0.0))
+        duration_s = time.monotonic() - begun
+        records.append(as_record(number, Proposal(plan=plan), measured, started_at=started_at, duration_s=duration_s))
     kept = MeasuredPlans(
         workload=bench.info,
         cluster=bench.cluster,
         records=tuple(records),
         environment=describe_environment(),
-        command=" ".join(["measure_plans", *sys.argv[1:3], how, *numbers]),
+        command=" ".join(["measure_plans", *sys.argv[1:3], how, *rest]),
     )
     write_json(Path(out), kept)
     bench.crew.dismiss()

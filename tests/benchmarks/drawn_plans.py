@@ -1,0 +1,94 @@
+"""Plans drawn at random over every knob that a job can run: good plans and bad ones, as nobody knows beforehand which is which.
+
+Splits of half to twice what each device's speed calls for. Every second plan is scheduled: any partition, a credit of 1 to
+16 of them, by layer or in order, crossing steps or not, every codec, some with Linear layers by their factors. The others
+are DDP and our buckets of every size. Sums by ring, or by shards where we do them ourselves. What two knobs forbid each
+other is put right, so that every plan is valid.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from autotune.space import MIN_BUCKET_LOG2, Space
+from workloads.plan import (
+    CODECS,
+    DDP_CODECS,
+    MESSAGE_CODECS,
+    ONE_ROUND_CODECS,
+    PRIORITIES,
+    BatchPlan,
+    CommPlan,
+    CompressionPlan,
+    Plan,
+)
+from workloads.split import proportional
+
+MOST_CREDIT = 16
+"""In partitions."""
+COLLECTIVES = ("ring", "ring", "shards")
+SCHEDULED_CODECS = ("none", "none", "none", *CODECS[1:])
+SENDS_FACTORS = 1 / 3
+
+
+def drawn_plans(space: Space, linear: Sequence[str], count: int, seed: str) -> list[Plan]:
+    """`linear`: the layers that can send factors. A seed is a name, such as "lab/gpt@mixed4"; equal seeds, equal plans."""
+    draw = random.Random(seed)
+    plans: dict[Plan, None] = {}
+    plain_first = draw.random() < 0.5
+    while len(plans) < count:
+        weights = [speed * 2 ** draw.uniform(-1, 1) for speed in space.reference]
+        samples = proportional(weights, space.global_batch, space.limits)
+        is_plain = plain_first == (len(plans) % 2 == 0)
+        plan = _plain(draw, space, samples) if is_plain else _scheduled(draw, space, samples, linear)
+        plans[plan] = None
+    return list(plans)
+
+
+def _plain(draw: random.Random, space: Space, samples: tuple[int, ...]) -> Plan:
+    reducer = draw.choice(("ddp", "bucketed", "bucketed"))
+    collective = draw.choice(COLLECTIVES) if reducer == "bucketed" else "ring"
+    return Plan(
+        batch=BatchPlan(samples=samples),
+        comm=CommPlan(
+            reducer=reducer,
+            transport=_transport(draw, space, needs_messages=collective != "ring"),
+            bucket_bytes=_size(draw, space),
+            collective=collective,
+        ),
+        compression=CompressionPlan(codec=draw.choice(DDP_CODECS if reducer == "ddp" else ONE_ROUND_CODECS)),
+    )
+
+
+def _scheduled(draw: random.Random, space: Space, samples: tuple[int, ...], linear: Sequence[str]) -> Plan:
+    codec, collective, partition_bytes = draw.choice(SCHEDULED_CODECS), draw.choice(COLLECTIVES), _size(draw, space)
+    factors = _factors(draw, space, samples, linear) if linear and draw.random() < SENDS_FACTORS else ()
+    needs_messages = collective != "ring" or codec in MESSAGE_CODECS or bool(factors)
+    return Plan(
+        batch=BatchPlan(samples=samples),
+        comm=CommPlan(
+            reducer="scheduled",
+            transport=_transport(draw, space, needs_messages=needs_messages),
+            collective=collective,
+            partition_bytes=partition_bytes,
+            credit_bytes=partition_bytes * draw.randint(1, MOST_CREDIT),
+            priority=draw.choice(PRIORITIES),
+            crosses_steps=draw.random() < 0.5,
+        ),
+        compression=CompressionPlan(codec=codec, factors=factors),
+    )
+
+
+def _size(draw: random.Random, space: Space) -> int:
+    return int(2 ** draw.randint(MIN_BUCKET_LOG2, space.max_bucket_log2))
+
+
+def _transport(draw: random.Random, space: Space, *, needs_messages: bool) -> str:
+    return "gloo" if needs_messages else draw.choice(space.transports)
+
+
+def _factors(draw: random.Random, space: Space, samples: tuple[int, ...], linear: Sequence[str]) -> tuple[str, ...]:
+    """The layers for which they pay, else one for which they do not."""
+    paying = space.factors_for(samples) if space.factors_for is not None else ()
+    return paying or (draw.choice(linear),)
