@@ -169,6 +169,9 @@ def _add_train(commands: Any) -> None:
         help=f"a trace of changing bandwidths and speeds: {', '.join(trace_names())}; or your own",
     )
     _trace_option(parser, "one step of all ranks, with torch's ops and device counters")
+    parser.add_argument(
+        "--online", action="store_true", help="follow devices and links that change: move samples while training"
+    )
     parser.set_defaults(run=_run_train)
 
 
@@ -327,6 +330,7 @@ def _run_train(options: argparse.Namespace, arguments: list[str]) -> int:
         _job(options, arguments),
         plan=options.plan,
         train_steps=options.steps,
+        online=options.online,
         replay=options.replay,
         trace=options.trace,
     )

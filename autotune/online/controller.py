@@ -6,6 +6,7 @@ it took in all is known one step later, and until then it is taken to have waite
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from autotune.online.batch_controller import BatchController, Move
@@ -18,7 +19,14 @@ from workloads.split import Bounds
 class Controller:
     """Decides for one training run; `decide` hears of every step, in order."""
 
-    def __init__(self, plan: Plan, limits: Bounds, global_batch: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        limits: Bounds,
+        global_batch: int,
+        on_decision: Callable[[Decision], None] = lambda _: None,
+    ) -> None:
+        self._on_decision = on_decision
         self.plan = plan
         """By which the next step goes."""
         self.decisions: list[Decision] = []
@@ -50,4 +58,5 @@ class Controller:
             reason=move.reason,
         )
         self.decisions.append(decision)
+        self._on_decision(decision)
         return decision

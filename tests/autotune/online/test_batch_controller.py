@@ -38,7 +38,7 @@ def test_four_times_unlike_ranks_are_balanced_within_three_adjustments(
     job = Job(steady(speeds), total=total, fixed_s=fixed_s, noise=noise).run(60)
     assert 1 <= len(job.moves) <= 3 + (noise > 0)
     third = [step for step, _ in job.moves][:3][-1] + job.delay
-    assert max(job.imbalance(third), job.imbalance(59)) <= max(0.05, job.least_imbalance())
+    assert max(job.imbalance(third), job.imbalance(59)) <= max(0.05 + noise, job.least_imbalance())
     if not fixed_s:
         assert job.of_ideal(59) >= 0.9
 
@@ -57,11 +57,12 @@ def test_noise_does_not_unbalance_what_is_balanced() -> None:
         assert max(job.compute_s[step][rank] for step in range(20, 200) for rank in range(3)) < 1.05 * 256 / 7
 
 
-def test_a_slow_step_is_an_outlier() -> None:
+def test_a_slow_step_is_undone_as_soon_as_the_next_shows_it_was_one() -> None:
+    """It could have been a change, and to wait for another slow step would have cost as much."""
     slow = {(30, 1): 8.0, (31, 2): 5.0, (50, 0): 20.0}
-    assert Job(steady((1.0,) * 4), noise=0.01, slow_steps=slow).run(100).moves == []
-    job = Job(steady((4.0, 1.0)), noise=0.01, slow_steps={(12, 0): 9.0, (40, 1): 9.0}).run(100)
-    assert [step for step, _ in job.moves if step > 20] == []
+    job = Job(steady((1.0,) * 4), noise=0.01, slow_steps=slow, delay=1).run(100)
+    assert sum(split != (16,) * 4 for split in job.splits) <= 2 * len(slow)
+    assert job.splits[-1] == (16,) * 4
 
 
 def test_a_busy_neighbour_is_followed_from_rank_to_rank() -> None:
@@ -139,15 +140,15 @@ def test_a_move_that_nobody_carries_out_is_proposed_again() -> None:
         controller.observe(step, (32, 32), (8.0, 32.0), 33.0)
         if controller.propose(step) is not None:
             proposed.append(step)
-    assert proposed == [2, 24, 46]
+    assert proposed == [4, 26, 48]
 
 
 def test_work_counts_where_samples_are_unequal() -> None:
     """Tokens: 10 per sample on one rank's steps, 30 on the other's. Rank 1 is the faster one for its work."""
     controller = BatchController(bounds(2, 64), 64)
-    for step in range(3):
+    for step in range(5):
         controller.observe(step, (32, 32), (1.0, 1.0), 2.1, work=(320.0, 960.0))
-    move = controller.propose(3)
+    move = controller.propose(4)
     assert move is not None
     assert move.samples == (16, 48)
 

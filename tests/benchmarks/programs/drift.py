@@ -33,7 +33,6 @@ from results.store import write_json
 from tests.benchmarks.drift import CLAIRVOYANT, RETUNED, STATIC, DriftRun, Traced
 from workloads.cluster import Cluster
 from workloads.plan import Plan
-from workloads.trace import ChangingMix
 
 LEAST = 0.01
 """What another plan must promise for the clairvoyant to go by it."""
