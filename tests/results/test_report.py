@@ -304,7 +304,9 @@ def test_a_real_mix_is_labelled_as_measured() -> None:
 def test_norms_that_are_not_synchronised_are_a_warning() -> None:
     info = sample.info()
     info = dataclasses.replace(info, workload=dataclasses.replace(info.workload, num_local_norms=3))
-    (warning,) = set(build_report(info, sample.records(), sample.comparison(), BEST_FILE).warnings) - set(usual().warnings)
+    (warning,) = set(build_report(info, sample.records(), sample.comparison(), BEST_FILE).warnings) - set(
+        usual().warnings
+    )
     assert warning.startswith("3 BatchNorm layers take their statistics over each rank's own samples")
     assert local_norms_warning(3, num_ranks=1) == local_norms_warning(0, num_ranks=4) == ""
 
