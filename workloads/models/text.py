@@ -61,7 +61,7 @@ def stretches(tokens: Tensor) -> TensorDataset:
     return TensorDataset(tokens[:length].view(shape).clone(), tokens[1 : length + 1].view(shape).clone())
 
 
-def workload(*, path: str = "", global_batch: int = 0, lr: float = 3e-3, dtype: str = "float32") -> TextWorkload:
+def workload(*, path: str = "", global_batch: int = 0, lr: float = 1e-3, dtype: str = "float32") -> TextWorkload:
     """The decoder on text. `path`: a file of your own; `global_batch` 0 is 64."""
     batch = batch_or_default(global_batch, SIZE.global_batch)
     tokens = read_bytes(path)

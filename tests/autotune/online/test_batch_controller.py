@@ -113,6 +113,10 @@ def test_a_rank_that_begins_to_lie_is_found_out() -> None:
     assert any(split != job.splits[60] for split in job.splits[60:])
 
 
+def test_a_rank_that_reports_more_than_a_step_takes_is_not_believed() -> None:
+    assert Job(steady((1.0,) * 4), reported=lambda rank, step: 2.0 if rank == 1 else 1.0).run(100).moves == []
+
+
 def test_a_liar_who_is_slow_gets_less_all_the_same() -> None:
     """It reports half of four times: too much work for it, but less than before."""
     job = Job(steady((4.0, 4.0, 4.0, 1.0)), reported=lambda rank, step: 0.5 if rank == 3 else 1.0).run(100)

@@ -98,6 +98,7 @@ def test_every_sample_is_used_once_where_workers_read_far_ahead() -> None:
 
 def test_a_split_holds_from_its_step_until_the_next() -> None:
     order = SampleOrder(100, (10, 0), 0, seed=0)
+    assert {len(order.part(step).indices) for step in range(9)} == {10}  # somebody looked ahead
     order.resplit(3, (4, 6))
     order.resplit(7, (0, 10))
     order.resplit(5, (1, 9))

@@ -1,6 +1,6 @@
 """Run by mpirun: training under the even split and under one that changes at random every few steps, seed by seed.
 
-`python convergence_runs.py WORKLOAD EPOCHS SEEDS`; prints one JSON line per run from rank 0.
+`python convergence_runs.py WORKLOAD EPOCHS SEEDS DTYPE`; prints one JSON line per run from rank 0.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
     name, epochs, seeds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     control = start_control()
     groups = Groups(control, load_cluster("this-machine").for_ranks(control.size))
-    workload: Any = load_workload(name)
+    workload: Any = load_workload(name, {"dtype": sys.argv[4]})
     for seed in range(seeds):
         for changing in (False, True):
             found = train(workload, groups, control, seed, epochs=epochs, changing=changing)
