@@ -122,7 +122,7 @@ def descend(network: MetaNetwork, steps: Iterable[tuple[Batch, float]], *, hold:
     learned = [tensor for name, tensor in network.tensors.items() if name not in STATE]
     before = [tensor.clone() for tensor in learned]
     for tensor in learned:
-        tensor.requires_grad_(True)  # noqa: FBT003 - torch's signature
+        tensor.requires_grad_(True)
     optimizer = torch.optim.Adam(learned)
     for batch, rate in steps:
         optimizer.param_groups[0]["lr"] = rate
@@ -133,7 +133,7 @@ def descend(network: MetaNetwork, steps: Iterable[tuple[Batch, float]], *, hold:
         torch.autograd.backward(loss)
         optimizer.step()
     for tensor in learned:
-        tensor.requires_grad_(False)  # noqa: FBT003 - torch's signature
+        tensor.requires_grad_(False)
 
 
 def misfit(network: MetaNetwork, batch: Batch) -> Tensor:

@@ -52,10 +52,10 @@ WEIGHTS = ROOT / "autotune" / "online" / "weights"
 PAGE = ROOT / "docs" / "online.md"
 BEGIN, END = "<!-- meta-network -->", "<!-- /meta-network -->"
 
-NUM_JOBS, NUM_TRIED = 30_000, 14
+NUM_JOBS, NUM_TRIED = 24_000, 14
 CHUNK = 1000
 EPOCHS, SEED = 24, 1
-GRADED_JOBS, GRADED_TRIED = 250, 40
+GRADED_JOBS, GRADED_TRIED = 200, 32
 FIRST_GRADED = 10_000_000
 """Seeds from here on are graded with, and never trained on."""
 CELLS = {
@@ -80,7 +80,7 @@ def simulate_job(job: RandomJob) -> Outcome:
 
 
 def seconds(simulator: Simulator, job: RandomJob) -> np.ndarray:
-    return np.array([simulator.step_s(job.offered.plans[index]) for index in job.tried])
+    return np.array([simulator.step_s(plan) for plan in job.plans])
 
 
 def chunk(number: int) -> list[Outcome]:
@@ -88,12 +88,9 @@ def chunk(number: int) -> list[Outcome]:
     path = KEPT / f"{NUM_TRIED}-{number:03d}.npz"
     if not path.exists():
         found = [simulate_job(draw_job(seed, Split(), NUM_TRIED)) for seed in _seeds(number)]
-        path.parent.mkdir(parents=True, exist_ok=True)
         packed = {f"step{index}": np.frombuffer(_packed(outcome), np.uint8) for index, outcome in enumerate(found)}
         lengths = {f"step_s{index}": outcome.step_s for index, outcome in enumerate(found)}
-        with (unfinished := path.with_suffix(".part")).open("wb") as file:
-            np.savez(file, **packed, **lengths)
-        unfinished.replace(path)
+        _keep(path, **packed, **lengths)
     with np.load(path) as kept:
         return [
             Outcome(step=_unpacked(kept[f"step{index}"].tobytes()), step_s=kept[f"step_s{index}"])
@@ -117,29 +114,56 @@ def _unpacked(content: bytes) -> list[StepStats]:
 def numbers(job: RandomJob, outcome: Outcome) -> tuple[Window, np.ndarray, np.ndarray, np.ndarray]:
     """The window, its numbers, a row for each candidate tried, and what each is worth."""
     seen = window_of(job, outcome.step)
-    window, rows = Grid([job.offered.plans[index] for index in job.tried], job.known).numbers(seen)
+    window, rows = Grid(job.plans, job.known).numbers(seen)
     return seen, window, rows, np.log(outcome.step_s[0] / outcome.step_s)
+
+
+def cases(number: int) -> dict[str, np.ndarray]:
+    """The numbers of a chunk's windows and candidates, made now unless they are kept: one row per case."""
+    path = KEPT / f"{NUM_TRIED}-{number:03d}-features-{features_card()['features']}.npz"
+    if not path.exists():
+        found = [
+            (seed, *numbers(draw_job(seed, Split(), NUM_TRIED), outcome)[1:])
+            for seed, outcome in zip(_seeds(number), chunk(number), strict=True)
+        ]
+        _keep(
+            path,
+            window=np.concatenate([np.tile(window, (len(rows), 1)) for _, window, rows, _ in found]),
+            row=np.concatenate([rows for _, _, rows, _ in found]),
+            worth=np.concatenate([worth for *_, worth in found]).astype(np.float32),
+            job=np.concatenate([np.full(len(rows), seed) for seed, _, rows, _ in found]),
+        )
+    with np.load(path) as kept:
+        return dict(kept)
+
+
+def _keep(path: Path, **arrays: np.ndarray) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (unfinished := path.with_suffix(".part")).open("wb") as file:
+        np.savez(file, **arrays)
+    unfinished.replace(path)
 
 
 def training_data() -> Batch:
     """All cases; each head weighs each job anew (a bootstrap)."""
-    windows, rows, worth, jobs = [], [], [], []
+    found = []
     for number in range(NUM_JOBS // CHUNK):
-        for seed, outcome in zip(_seeds(number), chunk(number), strict=True):
-            _, window, found, gains = numbers(draw_job(seed, Split(), NUM_TRIED), outcome)
-            windows.append(np.broadcast_to(window, (len(found), len(window))))
-            rows.append(found)
-            worth.append(gains)
-            jobs.append(np.full(len(found), seed))
+        found.append(cases(number))
         say(f"{(number + 1) * CHUNK} of {NUM_JOBS} runs")
+    window, row, worth, job = (
+        np.concatenate([part[name] for part in found]) for name in ("window", "row", "worth", "job")
+    )
     draws = np.random.default_rng(SEED).poisson(1.0, size=(NUM_HEADS, NUM_JOBS))
     return Batch(
-        windows=torch.from_numpy(np.concatenate(windows)),
-        rows=torch.from_numpy(np.concatenate(rows)),
-        measured=torch.from_numpy(np.concatenate(worth).astype(np.float32)),
-        weights=torch.from_numpy(draws[:, np.concatenate(jobs)].astype(np.float32)),
+        windows=torch.from_numpy(window),
+        rows=torch.from_numpy(row),
+        measured=torch.from_numpy(worth),
+        weights=torch.from_numpy(draws[:, job].astype(np.float32)),
     )
 
+
+RUNNING = 0
 
 Judge = Callable[[RandomJob, Window, np.ndarray, np.ndarray], np.ndarray]
 """A score for each candidate, the larger the better."""
@@ -149,8 +173,8 @@ def judges(network: MetaNetwork, link_error: float) -> dict[str, Judge]:
     cold = MetaNetwork.cold(SEED)
     rough = CANDIDATE_FEATURES.index("guess_gain_overlapped")
     return {
-        "always what runs": lambda job, _, __, ___: _only(job.tried.index(job.offered.index(job.running)), job),
-        "always the default": lambda job, _, __, ___: _only(job.tried.index(job.offered.default), job),
+        "always what runs": lambda job, _, __, ___: _only(RUNNING, job),
+        "always the default": lambda job, _, __, ___: _only(job.default, job),
         "a network that learned nothing": lambda _, __, window, rows: cold.guess(window, rows).mean,
         "the rough guess alone": lambda _, __, ___, rows: rows[:, rough],
         "**the meta-network**": lambda _, __, window, rows: network.guess(window, rows).mean,
@@ -166,12 +190,11 @@ def judges(network: MetaNetwork, link_error: float) -> dict[str, Judge]:
 
 
 def _only(place: int, job: RandomJob) -> np.ndarray:
-    return -np.abs(np.arange(len(job.tried)) - place).clip(0, 1).astype(float)
+    return -np.abs(np.arange(len(job.plans)) - place).clip(0, 1).astype(float)
 
 
 def _if_sure(network: MetaNetwork, job: RandomJob, window: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    running, default = (job.tried.index(index) for index in (job.offered.index(job.running), job.offered.default))
-    return _only(network.guess(window, rows).pick(running=running, default=default), job)
+    return _only(network.guess(window, rows).pick(running=RUNNING, default=job.default), job)
 
 
 def link_error_of(job: RandomJob, seen: Window) -> float:
