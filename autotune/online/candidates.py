@@ -81,4 +81,4 @@ def _grid(space: Space, samples: tuple[int, ...], transport: str) -> Iterator[Pl
 
 def _is_more_than_all(credit: str, parts_log2: int) -> bool:
     """A credit of four times the model or more is the same plan as a smaller one."""
-    return int(credit.split(maxsplit=1)[0]) >= 4 * 2**parts_log2
+    return int(credit.split(maxsplit=1)[0]) >= 4 * (1 << parts_log2)

@@ -113,7 +113,7 @@ class MetaNetwork:
     def to_bytes(self, extra: Mapping[str, Tensor] | None = None) -> bytes:
         """As safetensors, with the list of features that the weights belong to."""
         tensors = {name: tensor.detach().contiguous() for name, tensor in (self.tensors | dict(extra or {})).items()}
-        return save(tensors, metadata=features_card())
+        return save(tensors, metadata=_as_metadata(features_card()))
 
     def copy(self) -> MetaNetwork:
         return MetaNetwork({name: tensor.detach().clone() for name, tensor in self.tensors.items()})
@@ -143,6 +143,11 @@ def features_card() -> dict[str, str]:
     return {"features_version": str(FEATURES_VERSION), "features": digest([WINDOW_FEATURES, CANDIDATE_FEATURES])}
 
 
+def _as_metadata(card: Mapping[str, str]) -> dict[str, str]:
+    """One entry: safetensors writes several in any order, and equal weights are to be equal files."""
+    return {"card": json.dumps(card, sort_keys=True)}
+
+
 def checked(content: bytes, where: str) -> dict[str, Tensor]:
     """The tensors of a file that was made for these features."""
     try:
@@ -162,4 +167,5 @@ def _metadata(content: bytes) -> dict[str, str]:
     """The header is JSON behind its length: safetensors' own `load` leaves it out."""
     length = int.from_bytes(content[:8], "little")
     header: dict[str, dict[str, str]] = json.loads(content[8 : 8 + length])
-    return header.get("__metadata__", {})
+    found: dict[str, str] = json.loads(header.get("__metadata__", {}).get("card", "{}"))
+    return found

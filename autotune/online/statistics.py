@@ -84,6 +84,11 @@ class Window:
         return self.plan.comm.collective
 
     @property
+    def computing(self) -> tuple[RankWindow, ...]:
+        """The ranks that had anything to do: a rank without samples only waits."""
+        return tuple(rank for rank in self.ranks if rank.compute_s > 0 and rank.samples > 0)
+
+    @property
     def compute_s(self) -> float:
         """Of the slowest rank."""
         return max(rank.compute_s for rank in self.ranks)

@@ -19,7 +19,7 @@ from functools import cache
 import numpy as np
 
 from autotune.bench import capture_workload
-from autotune.online.candidates import Candidates, candidates
+from autotune.online.candidates import candidates
 from autotune.online.known import Known, seconds_per_byte, shards_gain
 from autotune.online.model_sizes import ModelSizes
 from autotune.online.simulated_steps import simulated_step
@@ -34,7 +34,7 @@ from profilers.step_stats import PartSums, StepStats
 from results.record import WorkloadInfo
 from workloads.cluster import Cluster, Device, Host, Link
 from workloads.graph import Op, OpGraph, Parameter
-from workloads.plan import CODECS, LOSSLESS_CODECS, ONE_ROUND_CODECS, Plan, default_plan
+from workloads.plan import CODECS, LOSSLESS_CODECS, ONE_ROUND_CODECS, BatchPlan, Plan, default_plan
 from workloads.registry import load_workload
 from workloads.split import bounds, proportional
 
@@ -63,12 +63,14 @@ class RandomJob:
     cluster: Cluster
     costs_seed: int
     known: Known
-    running: Plan
-    offered: Candidates
-    """All candidates, the running plan among them."""
-    tried: tuple[int, ...]
-    """Those whose speed is asked for; the running plan first, then the default."""
+    plans: tuple[Plan, ...]
+    """The candidates whose speed is asked for: the plan that runs first, then, unless it is the same, the default."""
+    default: int
     seed: int
+
+    @property
+    def running(self) -> Plan:
+        return self.plans[0]
 
     @property
     def model(self) -> ModelSizes:
@@ -89,31 +91,41 @@ def draw_job(seed: int, split: Split, num_tried: int) -> RandomJob:
     cluster = _slowed(cluster, graph, samples, ratio=_log_uniform(draw, 0.05, 20))
     transport = "gloo" if draw.random() < 0.8 else "mpi"
     codecs = draw.choice((LOSSLESS_CODECS, LOSSLESS_CODECS, ONE_ROUND_CODECS, ONE_ROUND_CODECS, CODECS))
-    space = Space(
-        global_batch=batch,
-        limits=bounds(num_ranks, batch),
-        reference=(1.0,) * num_ranks,
-        transports=(transport,),
-        codecs=codecs,
-        max_bucket_log2=max_bucket_log2(graph.param_bytes),
-        **ways_to_send(num_ranks, ("gloo",)),
-    )
-    default = default_plan(samples, transport=transport) if draw.random() < 0.3 and min(samples) > 0 else None
-    offered = candidates(space, samples, transport=transport, default=default)
-    running = 0 if draw.random() < 0.4 else draw.randrange(len(offered.plans))
-    others = [index for index in range(len(offered.plans)) if index not in (0, running)]
+    bucket_log2 = max_bucket_log2(graph.param_bytes)
+    offered = _offered(num_ranks, transport, codecs, bucket_log2, draw.random() < 0.3 and min(samples) > 0)
+    running = 0 if draw.random() < 0.4 else draw.randrange(len(offered))
+    others = [index for index in range(len(offered)) if index not in (0, running)]
     tried = dict.fromkeys([running, 0, *draw.sample(others, min(num_tried - 1, len(others)))])
+    batch_plan = BatchPlan(samples=samples)
     costs_seed = draw.randrange(2**31)
     return RandomJob(
         graph=graph,
         cluster=cluster,
         costs_seed=costs_seed,
         known=_known(draw, graph, cluster, costs_seed, _costs_of_codecs(costs_seed, cluster, graph, samples)),
-        running=offered.plans[running],
-        offered=offered,
-        tried=tuple(tried)[:num_tried],
+        plans=tuple(replace(offered[index], batch=batch_plan) for index in tuple(tried)[:num_tried]),
+        default=tuple(tried).index(0),
         seed=seed,
     )
+
+
+@cache
+def _offered(
+    num_ranks: int, transport: str, codecs: tuple[str, ...], bucket_log2: int, has_ddp: bool
+) -> tuple[Plan, ...]:
+    """The candidates of a job, but for its split."""
+    samples = (1,) * num_ranks
+    space = Space(
+        global_batch=num_ranks,
+        limits=bounds(num_ranks, num_ranks),
+        reference=(1.0,) * num_ranks,
+        transports=(transport,),
+        codecs=codecs,
+        max_bucket_log2=bucket_log2,
+        **ways_to_send(num_ranks, ("gloo",)),
+    )
+    default = default_plan(samples, transport=transport) if has_ddp else None
+    return candidates(space, samples, transport=transport, default=default).plans
 
 
 def simulator_of(job: RandomJob, cluster: Cluster | None = None) -> Simulator:

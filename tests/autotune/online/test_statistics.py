@@ -5,15 +5,17 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from autotune.online.features import CANDIDATE_FEATURES, WINDOW_FEATURES, Grid
-from autotune.online.known import Known
+from autotune.online.known import Known, known_of
 from autotune.online.model_sizes import ModelSizes
 from autotune.online.statistics import fit_network, window
+from autotune.simulate.cost_model import cost_model
 from profilers.step_stats import Part, PartSums
 from tests.autotune.online.jobs import GRAPH, SAMPLES, make_simulated, observed, offered, seen
-from tests.autotune.simulate.test_closed_forms import MB, make_graph
+from tests.autotune.simulate.test_closed_forms import MB, make_cluster, make_graph
 from workloads.errors import SpecError
 from workloads.plan import BatchPlan, CommPlan, Plan
 
@@ -93,6 +95,24 @@ def test_numbers_do_not_depend_on_the_order_of_ranks():
     again = Grid([replace(plan, batch=moved.batch) for plan in plans], known).numbers(window(renamed, moved, known))
     for before, after in zip(first, again, strict=True):
         assert after == pytest.approx(before, abs=1e-5)
+
+
+def test_a_rank_without_samples_spoils_no_number():
+    plan = replace(SCHEDULED, batch=BatchPlan(samples=(6, 6, 0, 0)))
+    known = Known(model=ModelSizes.of(GRAPH))
+    found = window(observed(make_simulated(), plan), plan, known)
+    assert len(found.computing) == 2
+    for numbers in Grid([plan], known).numbers(found):
+        assert np.isfinite(numbers).all()
+
+
+def test_what_a_cost_model_knows_of_a_job():
+    """A slow host among fast ones: shards gain 1.5 over a ring of four, which sends 3/2 of the bytes over every link."""
+    graph, cluster = make_graph(2), make_cluster([10 * MB, 10 * MB, 10 * MB, 1 * MB], latency_s=0.001)
+    known = known_of(graph, cost_model(graph, cluster), "gloo")
+    assert known.shards_gain == pytest.approx(1.5)
+    assert known.message_s == pytest.approx(6 * 0.001)
+    assert known_of(graph, None, "gloo") == Known(model=ModelSizes.of(graph))
 
 
 def test_every_number_has_a_name():
