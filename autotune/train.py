@@ -10,7 +10,7 @@ from typing import Protocol
 
 from autotune.bench import Bench, set_up
 from autotune.job import Job, read_plan_file
-from autotune.online.controller import Controller
+from autotune.retune import learned_file, make_controller, save_memory
 from autotune.runtime.control import Control
 from autotune.runtime.crew import follow
 from autotune.runtime.trial import Effort
@@ -67,7 +67,7 @@ def lead_training(job: Job, bench: Bench, watcher: Watcher) -> TrainingReport:
     ratio = compare_with_default(bench, default, kept.plan, job.rounds, effort)
     begun = time.monotonic()
     limit_s = job.timeout_s + job.train_steps * _PATIENCE * kept.step_s
-    controller = Controller(kept.plan, bench.limits, total, watcher.decided) if job.online else None
+    controller = make_controller(job, bench, kept.plan, watcher.decided) if job.online else None
     done = bench.crew.train(
         kept.plan,
         Effort(warmup=0, steps=job.train_steps, timeout_s=limit_s),
@@ -76,6 +76,8 @@ def lead_training(job: Job, bench: Bench, watcher: Watcher) -> TrainingReport:
         decide=controller.decide if controller is not None else None,
     )
     seconds = time.monotonic() - begun
+    if controller is not None and controller.comm is not None:
+        save_memory(learned_file(job, bench), controller.comm.memory)
     breakdown = break_down(done.measured.timeline)
     if job.trace is not None:
         write_trace(done.measured.timeline, job.trace)

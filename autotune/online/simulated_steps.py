@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autotune.simulate.data_parallel import BACKWARD, ENCODE, FORWARD, SEND
+from autotune.simulate.layout import BACKWARD, ENCODE, FORWARD, SEND
 from autotune.simulate.engine import Floats
 from autotune.simulate.spans import Simulated
 from profilers.step_stats import Part, PartSums, StepStats

@@ -51,7 +51,7 @@ def test_all_ranks_hear_the_same_words_in_every_step(size: int) -> None:
         pilot.close()
         return heard
 
-    words = [plan((step - 1)) if step % 3 == 1 else None for step in range(8)]
+    words = [plan(step - 1) if step % 3 == 1 else None for step in range(8)]
     assert on_ranks(size, run) == [words] * size
     assert [row.compute_s for row in rows] == [tuple(rank + step / 8 for rank in range(size)) for step in range(8)]
     assert rows[0].closed is None

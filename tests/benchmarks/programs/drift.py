@@ -17,8 +17,8 @@ from statistics import fmean
 
 from autotune.bench import Bench, set_up
 from autotune.job import Job, check_job
-from autotune.online.controller import Controller
 from autotune.predict import Predictor
+from autotune.retune import make_controller
 from autotune.runtime.control import start_control
 from autotune.runtime.crew import follow
 from autotune.runtime.pilot import Decide
@@ -97,7 +97,7 @@ def by_script(plans: list[Plan]) -> Decide:
     return decide
 
 
-def run_trace(bench: Bench, trace: str, num_steps: int, repeats: int) -> Traced:
+def run_trace(job: Job, bench: Bench, trace: str, num_steps: int, repeats: int) -> Traced:
     assert bench.changing is not None
     stretches = Stretches(bench, bench.changing.course([1.0] * num_steps))
     script = stretches.clairvoyant()
@@ -105,7 +105,7 @@ def run_trace(bench: Bench, trace: str, num_steps: int, repeats: int) -> Traced:
     effort = Effort(warmup=0, steps=num_steps, timeout_s=900)
     runs: dict[str, list[DriftRun]] = {STATIC: [], CLAIRVOYANT: [], RETUNED: []}
     for _ in range(repeats):
-        controller = Controller(start, bench.limits, bench.info.global_batch)
+        controller = make_controller(job, bench, start, lambda _: None)
         for name, plan, decide in (
             (STATIC, static, None),
             (CLAIRVOYANT, script[0], by_script(script)),
@@ -143,7 +143,7 @@ def main() -> None:
         if not control.is_leader:
             follow(control, bench.runner)
             continue
-        found.append(run_trace(bench, trace, options.steps, options.repeats))
+        found.append(run_trace(job, bench, trace, options.steps, options.repeats))
         print(found[-1].summary(), flush=True)
         bench.crew.dismiss()
     if control.is_leader:
