@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autotune.simulate.layout import BACKWARD, ENCODE, FORWARD, SEND
 from autotune.simulate.engine import Floats
+from autotune.simulate.layout import BACKWARD, ENCODE, FORWARD, SEND
 from autotune.simulate.spans import Simulated
 from profilers.step_stats import Part, PartSums, StepStats
 from workloads.plan import Plan

@@ -38,7 +38,9 @@ def test_four_times_unlike_ranks_are_balanced_within_three_adjustments(
     job = Job(steady(speeds), total=total, fixed_s=fixed_s, noise=noise).run(60)
     assert 1 <= len(job.moves) <= 3 + (noise > 0)
     third = [step for step, _ in job.moves][:3][-1] + job.delay
-    assert max(job.imbalance(third), job.imbalance(59)) <= max(0.05 + noise, job.least_imbalance())
+    assert job.imbalance(59) <= max(0.05 + noise, job.least_imbalance())
+    if not noise:
+        assert job.imbalance(third) <= max(0.05, job.least_imbalance())
     if not fixed_s:
         assert job.of_ideal(59) >= 0.9
 
