@@ -84,7 +84,7 @@ def test_a_window_of_half_the_ranks_is_refused():
 
 def test_numbers_do_not_depend_on_the_order_of_ranks():
     """Ranks renumbered, their observations shuffled, the split with them."""
-    turned = (2, 0, 3, 1)
+    turned = (2, 3, 0, 1)
     known, steps = Known(model=ModelSizes.of(GRAPH)), observed(make_simulated(), SCHEDULED)
     renamed = [replace(entry, rank=turned[entry.rank]) for entry in steps]
     random.Random(1).shuffle(renamed)
