@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from autotune.schedule.grid import Grid, make_grid
 from autotune.schedule.solver import Outcome, new_model, solve
@@ -48,57 +47,66 @@ class PieceSolution:
     bound: int
 
 
-def solve_piece(
-    graph: BlockGraph, grid: Grid, piece: Piece, time_s: float, *, below: int | None = None
-) -> PieceSolution:
+def solve_piece(grid: Grid, piece: Piece, time_s: float, *, below: int | None = None) -> PieceSolution:
     """The shortest way to run a piece; with `below`, only what is shorter than that."""
-    model = new_model()
-    steps = set(piece.steps)
-    starts = {step: model.new_int_var(piece.release.get(step, 0), piece.horizon, "") for step in piece.steps}
-    for block, microbatch in piece.steps:
-        for source, lag in grid.edges[block]:
-            if (source, microbatch) in steps:
-                model.add(starts[block, microbatch] >= starts[source, microbatch] + lag)
-        if (block, microbatch - 1) in steps:
-            model.add(starts[block, microbatch] >= starts[block, microbatch - 1] + grid.times[block])
-    makespan = model.new_int_var(0, piece.horizon if below is None else below - 1, "")
-    for step in piece.steps:
-        model.add(makespan >= starts[step] + grid.times[step[0]] + piece.tail.get(step, 0))
-    for device in range(graph.num_devices):
-        _add_device(model, graph, grid, piece, device, starts, makespan)
-    model.minimize(makespan)
-    for step, moment in piece.hint.items():
-        model.add_hint(starts[step], moment)
-    solved = solve(model, time_s)
+    problem = _Problem(grid, piece, below)
+    solved = solve(problem.model, time_s)
     if not solved.found:
         return PieceSolution(outcome=solved.outcome, starts={}, makespan=0, bound=0)
-    found = {step: solved.value(starts[step]) for step in piece.steps}
-    return PieceSolution(outcome=solved.outcome, starts=found, makespan=solved.value(makespan), bound=solved.bound)
+    found = {step: solved.value(start) for step, start in problem.starts.items()}
+    makespan = solved.value(problem.makespan)
+    return PieceSolution(outcome=solved.outcome, starts=found, makespan=makespan, bound=solved.bound)
 
 
-def _add_device(
-    model: Any, graph: BlockGraph, grid: Grid, piece: Piece, device: int, starts: Mapping[Step, Any], makespan: Any
-) -> None:
-    """One block at a time, and memory within the limit."""
-    mine = [step for step in piece.steps if device in graph.blocks[step[0]].devices]
-    if not mine:
-        return
-    model.add_no_overlap([model.new_fixed_size_interval_var(starts[step], grid.times[step[0]], "") for step in mine])
-    tail = piece.device_tail.get(device, 0)
-    if tail:
+class _Problem:
+    """The model of a piece."""
+
+    def __init__(self, grid: Grid, piece: Piece, below: int | None) -> None:
+        self.model = new_model()
+        self._grid, self._piece = grid, piece
+        self.starts = {
+            step: self.model.new_int_var(piece.release.get(step, 0), piece.horizon, "") for step in piece.steps
+        }
+        self.makespan = self.model.new_int_var(0, piece.horizon if below is None else below - 1, "")
+        for step in piece.steps:
+            self._step(step)
+        for device in range(grid.graph.num_devices):
+            self._device(device, [step for step in piece.steps if device in grid.graph.blocks[step[0]].devices])
+        self.model.minimize(self.makespan)
+        for step, moment in piece.hint.items():
+            self.model.add_hint(self.starts[step], moment)
+
+    def _step(self, step: Step) -> None:
+        """After what it waits for, and after its block of the micro-batch before."""
+        block, microbatch = step
+        for source, lag in self._grid.edges[block]:
+            if (source, microbatch) in self.starts:
+                self.model.add(self.starts[step] >= self.starts[source, microbatch] + lag)
+        if (block, microbatch - 1) in self.starts:
+            self.model.add(self.starts[step] >= self.starts[block, microbatch - 1] + self._grid.times[block])
+        self._ends(step, self._piece.tail.get(step, 0))
+
+    def _device(self, device: int, mine: Sequence[Step]) -> None:
+        """One block at a time, and memory within the limit."""
+        times, memory, limit = self._grid.times, self._grid.memory, self._grid.limits[device]
+        self.model.add_no_overlap(
+            [self.model.new_fixed_size_interval_var(self.starts[step], times[step[0]], "") for step in mine]
+        )
         for step in mine:
-            model.add(makespan >= starts[step] + grid.times[step[0]] + tail)
-    limit = grid.limits[device]
-    changes = [(step, grid.memory[step[0]]) for step in mine if grid.memory[step[0]]]
-    taken = sum(max(change, 0) for _, change in changes)
-    if limit is None or piece.held.get(device, 0) + taken <= limit or not changes:
-        return
-    model.add_reservoir_constraint(
-        [starts[step] for step, _ in changes],
-        [change for _, change in changes],
-        min_level=-sum(max(-change, 0) for _, change in changes),
-        max_level=limit - piece.held.get(device, 0),
-    )
+            self._ends(step, self._piece.device_tail.get(device, 0))
+        changes = {step: memory[step[0]] for step in mine if memory[step[0]]}
+        held = self._piece.held.get(device, 0)
+        if limit is None or held + sum(max(change, 0) for change in changes.values()) <= limit:
+            return
+        self.model.add_reservoir_constraint(
+            [self.starts[step] for step in changes],
+            list(changes.values()),
+            min_level=-sum(max(-change, 0) for change in changes.values()),
+            max_level=limit - held,
+        )
+
+    def _ends(self, step: Step, tail: int) -> None:
+        self.model.add(self.makespan >= self.starts[step] + self._grid.times[step[0]] + tail)
 
 
 def one_microbatch(graph: BlockGraph) -> tuple[int, ...] | None:
@@ -106,7 +114,7 @@ def one_microbatch(graph: BlockGraph) -> tuple[int, ...] | None:
     grid = make_grid(graph)
     steps = [(block, 0) for block in range(len(graph.blocks))]
     horizon = sum(lag for edges in grid.edges for _, lag in edges) + sum(grid.times)
-    found = solve_piece(graph, grid, Piece(steps=steps, horizon=horizon), _FIT_S)
+    found = solve_piece(grid, Piece(steps=steps, horizon=horizon), _FIT_S)
     rank = {block: place for place, block in enumerate(graph.topological)}
     if not found.starts:
         return None

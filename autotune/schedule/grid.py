@@ -8,6 +8,7 @@ lowered by as much (`Grid.bound_s`).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -23,6 +24,7 @@ _MEMORY_STEPS = 2**32
 class Grid:
     """A block graph in whole numbers."""
 
+    graph: BlockGraph
     unit_s: float
     exact: bool
     times: tuple[int, ...]
@@ -33,6 +35,15 @@ class Grid:
     """Of each block."""
     limits: tuple[int | None, ...]
     """Of each device. None: it can never be reached, whatever the order."""
+
+    def finer(self, factor: int) -> Grid:
+        """The same with so many steps for each of its own."""
+        return dataclasses.replace(
+            self,
+            unit_s=self.unit_s / factor,
+            times=tuple(duration * factor for duration in self.times),
+            edges=tuple(tuple((source, lag * factor) for source, lag in edges) for edges in self.edges),
+        )
 
     def bound_s(self, units: int, num_roundings: int) -> float:
         """What a bound on the grid says of the truth, if at most so many durations lie on the path behind it."""
@@ -47,6 +58,7 @@ def make_grid(graph: BlockGraph) -> Grid:
         unit = Fraction(max(graph.work_s) / _STEPS or 1.0)
     memory, limits = _whole_memory(graph)
     return Grid(
+        graph=graph,
         unit_s=float(unit),
         exact=exact,
         times=tuple(_up(block.seconds, unit) for block in graph.blocks),
@@ -68,7 +80,7 @@ def _exact_unit(graph: BlockGraph) -> Fraction | None:
     numbers = [Fraction(repr(seconds)) for seconds in times]
     denominator = math.lcm(*(number.denominator for number in numbers))
     unit = Fraction(math.gcd(*(int(number * denominator) for number in numbers)), denominator)
-    return unit if Fraction(max(*graph.work_s, max(times))) / unit <= _MOST_STEPS else None
+    return unit if Fraction(max(*graph.work_s, *times)) / unit <= _MOST_STEPS else None
 
 
 def _up(seconds: float, unit: Fraction) -> int:

@@ -10,17 +10,20 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from autotune.schedule.check import replay
 from autotune.schedule.exact import Piece, Step, solve_piece
 from autotune.schedule.grid import Grid
 from autotune.schedule.solver import Outcome
 from autotune.schedule.timing import earliest, order_by, order_of, timetable
-from workloads.blocks import BlockGraph, Timetable
+from workloads.blocks import Timetable
 
 _PIECE = 60
 """Steps of a piece that CP-SAT still solves in a second or so."""
 _PIECE_S = 2.0
+_SMALL = 100
+"""Steps of a schedule that is worth a try as a whole."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,18 +39,13 @@ def improve(
     grid: Grid,
     bound_s: float,
     left_s: Callable[[], float],
-    *,
-    small: int = 100,
-    heard: Callable[[Timetable], None] = lambda table: None,
     seed: int = 0,
 ) -> Improved:
     """Make it shorter until it meets the bound, the time is over, or a round of pieces has changed nothing."""
     best = table
-    num_steps = len(table.graph.blocks) * table.num_microbatches
-    if num_steps <= small:
+    if is_small(table):
         solved = _whole(best, grid, left_s())
         best, bound_s = solved.table, max(bound_s, solved.bound_s)
-        heard(best)
     draw = random.Random(seed)  # noqa: S311 - not for secrets
     while best.makespan_s > bound_s * (1 + 1e-9) and left_s() > 0:
         before_s = best.makespan_s
@@ -57,10 +55,14 @@ def improve(
             found = _shorter(best, grid, low, high, min(left_s(), _PIECE_S))
             if found is not None and found.makespan_s < best.makespan_s:
                 best = found
-                heard(best)
         if best.makespan_s >= before_s * (1 - 1e-9):
             break
     return Improved(table=best, bound_s=bound_s)
+
+
+def is_small(table: Timetable) -> bool:
+    """Is it small enough to be solved as a whole?"""
+    return len(table.graph.blocks) * table.num_microbatches <= _SMALL
 
 
 def _spans(table: Timetable, draw: random.Random) -> Iterator[tuple[float, float]]:
@@ -69,8 +71,7 @@ def _spans(table: Timetable, draw: random.Random) -> Iterator[tuple[float, float
     if len(moments) <= _PIECE:
         yield 0.0, moments[-1]
         return
-    for size in (_PIECE, 2 * _PIECE):
-        size = min(size, len(moments))
+    for size in (_PIECE, min(2 * _PIECE, len(moments))):
         for shift in (0, size // 2, size):
             if shift + size <= len(moments):
                 yield moments[shift], moments[shift + size - 1]
@@ -83,10 +84,10 @@ def _spans(table: Timetable, draw: random.Random) -> Iterator[tuple[float, float
 def _whole(table: Timetable, grid: Grid, time_s: float) -> Improved:
     """The optimum, if the time is enough to find and prove it."""
     graph = table.graph
-    starts = _grid_starts(graph, grid, order_of(table))
+    starts = _grid_starts(grid, order_of(table))
     steps = sorted(starts)
     horizon = max(starts[step] + grid.times[step[0]] for step in steps)
-    found = solve_piece(graph, grid, Piece(steps=steps, hint=starts, horizon=horizon), time_s)
+    found = solve_piece(grid, Piece(steps=steps, hint=starts, horizon=horizon), time_s)
     if found.outcome is Outcome.UNKNOWN or not found.starts:
         return Improved(table=table, bound_s=0.0)
     order = order_by(graph, table.num_microbatches, lambda block, microbatch: found.starts[block, microbatch])
@@ -100,12 +101,12 @@ def _shorter(table: Timetable, grid: Grid, low_s: float, high_s: float, time_s: 
     """The schedule with the steps that start within a span in another order, if that is shorter."""
     graph = table.graph
     order = order_of(table)
-    starts = _grid_starts(graph, grid, order)
+    starts = _grid_starts(grid, order)
     moments = {(graph.index[slot.block], slot.microbatch): slot.start_s for slot in table.slots()}
     inside = {step for step, moment in moments.items() if low_s <= moment <= high_s}
     makespan = max(start + grid.times[step[0]] for step, start in starts.items())
-    piece = _cut(graph, grid, order, starts, inside, makespan)
-    found = solve_piece(graph, grid, piece, time_s, below=makespan)
+    piece = _cut(grid, order, starts, inside)
+    found = solve_piece(grid, piece, time_s, below=makespan)
     if not found.starts:
         return None
     rank = {block: place for place, block in enumerate(graph.topological)}
@@ -121,15 +122,9 @@ def _shorter(table: Timetable, grid: Grid, low_s: float, high_s: float, time_s: 
     return other if other is not None and not replay(other).faults else None
 
 
-def _cut(
-    graph: BlockGraph,
-    grid: Grid,
-    order: list[list[Step]],
-    starts: dict[Step, int],
-    inside: set[Step],
-    makespan: int,
-) -> Piece:
+def _cut(grid: Grid, order: list[list[Step]], starts: dict[Step, int], inside: set[Step]) -> Piece:
     """The piece with what comes before as releases and what comes after as tails."""
+    graph = grid.graph
     release = dict.fromkeys(inside, 0)
     held: dict[int, int] = {}
     before: dict[int, int] = {}
@@ -143,16 +138,17 @@ def _cut(
             if (source, microbatch) not in inside:
                 moments.append(starts[source, microbatch] + lag)
         release[block, microbatch] = max(moments)
-    ways = _ways(graph, grid, order, inside)
+    ways = _ways(grid, order, starts, inside)
     device_tail = {}
     for device, one in enumerate(order):
         last = max((place for place, step in enumerate(one) if step in inside), default=len(one))
         if last + 1 < len(one):
             device_tail[device] = ways[one[last + 1]]
     tail = {}
+    followers = _followers(grid)
     for block, microbatch in inside:
         after = [0]
-        for follower, lag in _followers(grid)[block]:
+        for follower, lag in followers[block]:
             if (follower, microbatch) not in inside:
                 after.append(lag - grid.times[block] + ways[follower, microbatch])
         tail[block, microbatch] = max(after)
@@ -163,20 +159,19 @@ def _cut(
         device_tail=device_tail,
         held=held,
         hint={step: starts[step] for step in inside},
-        horizon=makespan,
+        horizon=max(start + grid.times[step[0]] for step, start in starts.items()),
     )
 
 
-def _ways(graph: BlockGraph, grid: Grid, order: list[list[Step]], inside: set[Step]) -> dict[Step, int]:
+def _ways(grid: Grid, order: list[list[Step]], starts: dict[Step, int], inside: set[Step]) -> dict[Step, int]:
     """For each step that is not inside: the longest way from its start to the end of the schedule."""
     after: dict[Step, list[Step]] = {}
     for one in order:
-        for step, following in zip(one, one[1:], strict=False):
+        for step, following in pairwise(one):
             after.setdefault(step, []).append(following)
     followers = _followers(grid)
-    starts = _grid_starts(graph, grid, order)
     ways: dict[Step, int] = {}
-    rank = {block: place for place, block in enumerate(graph.topological)}
+    rank = {block: place for place, block in enumerate(grid.graph.topological)}
     places = {step: place for one in order for place, step in enumerate(one)}
     for step in sorted(starts, key=lambda s: (starts[s], places[s], rank[s[0]]), reverse=True):
         if step in inside:
@@ -197,8 +192,8 @@ def _followers(grid: Grid) -> list[list[tuple[int, int]]]:
     return found
 
 
-def _grid_starts(graph: BlockGraph, grid: Grid, order: list[list[Step]]) -> dict[Step, int]:
+def _grid_starts(grid: Grid, order: list[list[Step]]) -> dict[Step, int]:
     """Earliest starts in units of the grid."""
-    starts = earliest(graph, grid.times, grid.edges, order)
+    starts = earliest(grid.graph, grid.times, grid.edges, order)
     assert starts is not None, "a schedule that was valid is not"
     return starts

@@ -43,12 +43,12 @@ class Attempt:
 
 
 def find_repetend(
-    graph: BlockGraph, grid: Grid, period: int, time_s: float, *, hint: Repetend | None = None, short: bool = False
+    grid: Grid, period: int, time_s: float, *, hint: Repetend | None = None, short: bool = False
 ) -> Attempt:
     """A repetend of this period, or the proof that there is none, if the time is enough; `short`: of least latency."""
     if any(duration > period for duration in grid.times):
         return Attempt(outcome=Outcome.INFEASIBLE, repetend=None)
-    problem = _Problem(graph, grid, period)
+    problem = _Problem(grid, period)
     if hint is not None:
         problem.suggest(hint)
     if short:
@@ -62,13 +62,13 @@ def find_repetend(
     return Attempt(outcome=solved.outcome, repetend=Repetend(period=period, starts=starts))
 
 
-def is_repetend(graph: BlockGraph, grid: Grid, repetend: Repetend) -> bool:
+def is_repetend(grid: Grid, repetend: Repetend) -> bool:
     """Does it keep every rule? Asked of what was not made by the model."""
     period, starts = repetend.period, repetend.starts
     for block, edges in enumerate(grid.edges):
         if any(starts[block] < starts[source] + lag for source, lag in edges):
             return False
-    for device, blocks in enumerate(graph.on_device):
+    for device, blocks in enumerate(grid.graph.on_device):
         around = sorted(blocks, key=lambda block: starts[block] % period)
         ends = [starts[block] % period + grid.times[block] for block in around]
         following = [
@@ -77,7 +77,7 @@ def is_repetend(graph: BlockGraph, grid: Grid, repetend: Repetend) -> bool:
         ]
         if any(end > after for end, after in zip(ends, following, strict=True)):
             return False
-        limit = _steady_limit(graph, grid, device)
+        limit = _steady_limit(grid, device)
         if limit is None:
             continue
         level = -sum(grid.memory[block] * (starts[block] // period) for block in blocks)
@@ -88,21 +88,20 @@ def is_repetend(graph: BlockGraph, grid: Grid, repetend: Repetend) -> bool:
     return True
 
 
-def _steady_limit(graph: BlockGraph, grid: Grid, device: int) -> int | None:
+def _steady_limit(grid: Grid, device: int) -> int | None:
     """The limit of a device; None where there is none or no steady state."""
-    limit = grid.limits[device]
-    balance = sum(graph.blocks[block].memory for block in graph.on_device[device])
-    largest = max((abs(graph.blocks[block].memory) for block in graph.on_device[device]), default=0.0)
-    return None if abs(balance) > 1e-9 * largest else limit
+    changes = [grid.graph.blocks[block].memory for block in grid.graph.on_device[device]]
+    unbalanced = abs(sum(changes)) > 1e-9 * max(map(abs, changes), default=0.0)
+    return None if unbalanced else grid.limits[device]
 
 
 class _Problem:
     """The model for one period."""
 
-    def __init__(self, graph: BlockGraph, grid: Grid, period: int) -> None:
+    def __init__(self, grid: Grid, period: int) -> None:
         self.model = new_model()
-        self._graph, self._grid, self._period = graph, grid, period
-        num = len(graph.blocks)
+        self._graph, self._grid, self._period = grid.graph, grid, period
+        num = len(grid.times)
         most = sum((max((lag for _, lag in edges), default=0) + period) // period + 1 for edges in grid.edges)
         self.phases = [self.model.new_int_var(0, period - 1, f"p{block}") for block in range(num)]
         self.rounds = [self.model.new_int_var(0, most, f"q{block}") for block in range(num)]
@@ -110,7 +109,7 @@ class _Problem:
         for block, edges in enumerate(grid.edges):
             for source, lag in edges:
                 self.model.add(self._start(block) >= self._start(source) + lag)
-        for device, blocks in enumerate(graph.on_device):
+        for device, blocks in enumerate(grid.graph.on_device):
             self._circle(blocks)
             self._memory(device, blocks)
         self._break_symmetry()
@@ -150,7 +149,7 @@ class _Problem:
         self.model.add_no_overlap(copies)  # implied by the pairs, and helps the solver to see it
 
     def _memory(self, device: int, blocks: tuple[int, ...]) -> None:
-        limit = _steady_limit(self._graph, self._grid, device)
+        limit = _steady_limit(self._grid, device)
         if limit is None:
             return
         memory = self._grid.memory

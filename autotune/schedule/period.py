@@ -7,17 +7,15 @@ a fraction of the times. Where the solver runs out of time the search goes on ab
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.schedule.bounds import period_bound_s
-from autotune.schedule.grid import Grid, make_grid
+from autotune.schedule.grid import Grid
 from autotune.schedule.modulo import Repetend, find_repetend, is_repetend
 from autotune.schedule.solver import Outcome
-from autotune.schedule.timing import earliest_starts
-from workloads.blocks import BlockGraph
+from autotune.schedule.timing import Order, earliest
 
 _FINE_STEPS = 64
 """A period is looked for on a grid of about so many steps."""
@@ -41,32 +39,31 @@ class Period:
 
 
 def shortest_period(
-    graph: BlockGraph,
+    grid: Grid,
     fitting: tuple[int, ...],
     hint: Repetend | None,
     left_s: Callable[[], float],
-    heard: Callable[[Period], None] = lambda period: None,
+    heard: Callable[[Period], None],
 ) -> Period:
     """Search until it is proven or no time is left."""
-    return _Search(graph, fitting, hint, left_s, heard).run()
+    return _Search(grid, fitting, hint, left_s, heard).run()
 
 
 class _Search:
     def __init__(
         self,
-        graph: BlockGraph,
+        grid: Grid,
         fitting: tuple[int, ...],
         hint: Repetend | None,
         left_s: Callable[[], float],
         heard: Callable[[Period], None],
     ) -> None:
-        self._graph, self._hint, self._left_s, self._heard = graph, hint, left_s, heard
-        self._grid = make_grid(graph)
-        self._work_s = period_bound_s(graph)
-        self._best = _alone(graph, self._grid, fitting)
-        if hint is not None and hint.period < self._best.period and is_repetend(graph, self._grid, hint):
+        self._grid, self._hint, self._left_s, self._heard = grid, hint, left_s, heard
+        self._work_s = period_bound_s(grid.graph)
+        self._best = _alone(grid, fitting)
+        if hint is not None and hint.period < self._best.period and is_repetend(grid, hint):
             self._best = hint
-        self._low = math.ceil(self._work_s / self._grid.unit_s - 1e-6) - 1
+        self._low = max(math.ceil(self._work_s / self._grid.unit_s - 1e-6) - 1, 0)
         """The largest period that is known to be out of reach."""
 
     def run(self) -> Period:
@@ -88,7 +85,7 @@ class _Search:
             skipped = max(skipped, self._low)
 
     def _try(self, period: int, time_s: float) -> Outcome:
-        attempt = find_repetend(self._graph, self._grid, period, time_s, hint=self._hint or self._best)
+        attempt = find_repetend(self._grid, period, time_s, hint=self._hint or self._best)
         if attempt.repetend is not None:
             self._best = attempt.repetend
             self._tell()
@@ -102,12 +99,7 @@ class _Search:
         if not self._grid.exact or self._best.period >= _FINE_STEPS:
             return False
         factor = math.ceil(_FINE_STEPS / self._best.period)
-        self._grid = dataclasses.replace(
-            self._grid,
-            unit_s=self._grid.unit_s / factor,
-            times=tuple(duration * factor for duration in self._grid.times),
-            edges=tuple(tuple((source, lag * factor) for source, lag in edges) for edges in self._grid.edges),
-        )
+        self._grid = self._grid.finer(factor)
         self._best, self._low = self._best.scaled(factor), self._low * factor
         self._hint = None
         return True
@@ -117,7 +109,7 @@ class _Search:
 
     def _period(self) -> Period:
         at_work = self._is_proven()
-        roundings = len(self._graph.blocks)
+        roundings = len(self._grid.times)
         bound_s = max(self._work_s, self._grid.bound_s(self._low + 1, roundings))
         period_s = self._best.period * self._grid.unit_s
         return Period(
@@ -131,8 +123,9 @@ class _Search:
         self._heard(self._period())
 
 
-def _alone(graph: BlockGraph, grid: Grid, fitting: tuple[int, ...]) -> Repetend:
+def _alone(grid: Grid, fitting: tuple[int, ...]) -> Repetend:
     """One micro-batch after another: a repetend that always exists."""
+    graph = grid.graph
     starts = [0] * len(graph.blocks)
     free = [0] * graph.num_devices
     for block in fitting:
@@ -145,15 +138,14 @@ def _alone(graph: BlockGraph, grid: Grid, fitting: tuple[int, ...]) -> Repetend:
     return Repetend(period=max(*free, 1), starts=tuple(starts))
 
 
-def repetend_in(graph: BlockGraph, grid: Grid, order: list[list[tuple[int, int]]], num: int) -> Repetend | None:
-    """The repetend that a schedule of many micro-batches has settled into by its middle, if it has."""
-    starts = earliest_starts(graph, order)
+def repetend_in(grid: Grid, order: Order, num: int) -> Repetend | None:
+    """What a schedule of many micro-batches repeats in its middle; a repetend only if it has settled by then."""
+    graph = grid.graph
+    starts = earliest(graph, grid.times, grid.edges, order)
     if starts is None or num < 3:
         return None
     middle = num // 2
     blocks = range(len(graph.blocks))
-    steps = {round((starts[b, middle] - starts[b, middle - 1]) / grid.unit_s) for b in blocks}
-    period = max(steps)
-    first = min(starts[block, middle] for block in blocks)
-    shifted = tuple(round((starts[block, middle] - first) / grid.unit_s) for block in blocks)
-    return Repetend(period=max(period, 1), starts=shifted)
+    period = max(starts[block, middle] - starts[block, middle - 1] for block in blocks)
+    first = starts[graph.topological[0], middle]
+    return Repetend(period=max(period, 1), starts=tuple(starts[block, middle] - first for block in blocks))

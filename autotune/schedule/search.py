@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from autotune.schedule.bounds import makespan_bound_s, period_bound_s
 from autotune.schedule.check import Replay, replay, require_valid
-from autotune.schedule.grid import make_grid
-from autotune.schedule.improve import improve
+from autotune.schedule.grid import Grid, make_grid
+from autotune.schedule.improve import improve, is_small
 from autotune.schedule.memory import fitting_order
 from autotune.schedule.modulo import Repetend, find_repetend
 from autotune.schedule.period import Period, repetend_in, shortest_period
@@ -27,6 +27,8 @@ from workloads.errors import InfeasiblePlanError, SpecError
 
 DEFAULT_TIME_S = 60.0
 _LEAST_IMPROVING_S = 0.3
+_LEAST_SOLVING_S = 3.0
+"""What improvement gets at least without a time limit; the second for a schedule that may be solved as a whole."""
 _PERIOD_SHARE = 0.6
 _SHORT_S = 1.0
 """For a repetend of low latency."""
@@ -78,7 +80,7 @@ def search(
     num_microbatches: int,
     *,
     time_s: float | None = None,
-    heard: Callable[[Progress], None] = lambda progress: None,
+    heard: Callable[[Progress], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Answer:
     """The best schedule found within the time; InfeasiblePlanError if one micro-batch does not fit.
@@ -88,7 +90,11 @@ def search(
     if num_microbatches < 1:
         raise SpecError(f"the number of micro-batches is {num_microbatches}: it must be at least 1")
     load()
-    return _Search(graph, num_microbatches, time_s, heard, clock).run()
+    return _Search(graph, num_microbatches, time_s, heard or _nobody, clock).run()
+
+
+def _nobody(_progress: Progress) -> None:
+    """Progress that nobody hears."""
 
 
 class _Search:
@@ -112,6 +118,7 @@ class _Search:
         self._period: Period | None = None
         self._period_bound_s = min(period_bound_s(one) for one, _ in self._variants)
         self._best: _Found | None = None
+        self._best_of: list[_Found | None] = [None] * len(self._variants)
         self._members: dict[str, float] = {}
 
     def run(self) -> Answer:
@@ -146,20 +153,25 @@ class _Search:
     def _take_periods(self) -> list[Period]:
         periods = []
         for place, (graph, fitting) in enumerate(self._variants):
-            share = _PERIOD_SHARE * self._left_s() / (len(self._variants) - place)
-            until_s = self._clock() + share
-            period = shortest_period(graph, fitting, self._hint(graph), lambda u=until_s: u - self._clock(), self._hear)  # type: ignore[misc]
+            share_s = _PERIOD_SHARE * self._left_s() / (len(self._variants) - place)
+            grid = make_grid(graph)
+            period = shortest_period(
+                grid, fitting, self._hint(grid, self._best_of[place]), self._until(share_s), self._hear
+            )
             periods.append(period)
         self._period = min(periods, key=lambda period: period.period_s)
         self._period_bound_s = min(period.bound_s for period in periods)
         self._tell("period")
         return periods
 
-    def _hint(self, graph: BlockGraph) -> Repetend | None:
+    def _until(self, share_s: float) -> Callable[[], float]:
+        """What is left of a share of the time that begins now."""
+        until_s = self._clock() + share_s
+        return lambda: until_s - self._clock()
+
+    def _hint(self, grid: Grid, best: _Found | None) -> Repetend | None:
         """What the best schedule so far repeats in its middle."""
-        if self._best is None or self._best.table.graph is not graph:
-            return None
-        return repetend_in(graph, make_grid(graph), order_of(self._best.table), self._num)
+        return None if best is None else repetend_in(grid, order_of(best.table), self._num)
 
     def _hear(self, period: Period) -> None:
         if self._period is None or period.period_s < self._period.period_s:
@@ -173,7 +185,7 @@ class _Search:
             return
         limit_s = min(_SHORT_S, self._left_s() / 4)
         hint = period.repetend
-        attempt = find_repetend(graph, period.grid, hint.period, limit_s, hint=hint, short=True)
+        attempt = find_repetend(period.grid, hint.period, limit_s, hint=hint, short=True)
         if attempt.repetend is not None:
             self._expand(graph, attempt.repetend)
 
@@ -190,24 +202,25 @@ class _Search:
         assert self._best is not None
         if self._is_brief:
             taken_s = self._clock() - self._began_s
-            self._time_s = min(self._time_s, taken_s + max(taken_s, _LEAST_IMPROVING_S))
-        for place, (graph, _) in enumerate(self._variants):
-            if self._done() or self._left_s() <= 0 or self._best.table.graph is not graph:
+            least_s = _LEAST_SOLVING_S if is_small(self._best.table) else _LEAST_IMPROVING_S
+            self._time_s = min(self._time_s, taken_s + max(taken_s, least_s))
+        for place, one in enumerate(self._best_of):
+            hopeless = self._bounds_s[place] >= self._best.makespan_s * (1 - 1e-9)
+            if one is None or hopeless or self._left_s() <= 0:
                 continue
-            name = self._best.name
-            found = improve(
-                self._best.table,
-                make_grid(graph),
-                self._bounds_s[place],
-                self._left_s,
-                heard=lambda table: self._take(f"{name}, improved", table, table.makespan_s),
-            )
-            self._bounds_s[place] = max(self._bounds_s[place], found.bound_s)
-            self._tell("makespan")
+            if one is self._best or is_small(one.table):
+                found = improve(one.table, make_grid(one.table.graph), self._bounds_s[place], self._left_s)
+                self._bounds_s[place] = max(self._bounds_s[place], found.bound_s)
+                self._take(f"{one.name}, improved", found.table, found.table.makespan_s)
+                self._tell("makespan")
 
     def _take(self, name: str, table: Timetable, makespan_s: float) -> None:
-        if self._best is None or makespan_s < self._best.makespan_s * (1 - 1e-12):
-            self._best = _Found(name=name, table=table, makespan_s=makespan_s)
+        found = _Found(name=name, table=table, makespan_s=makespan_s)
+        place = next(place for place, (graph, _) in enumerate(self._variants) if graph is table.graph)
+        if _is_better(found, self._best_of[place]):
+            self._best_of[place] = found
+        if _is_better(found, self._best):
+            self._best = found
             self._tell(name)
 
     def _done(self) -> bool:
@@ -250,3 +263,7 @@ class _Search:
             portfolio_s=self._members,
             seconds=self._clock() - self._began_s,
         )
+
+
+def _is_better(found: _Found, than: _Found | None) -> bool:
+    return than is None or found.makespan_s < than.makespan_s * (1 - 1e-12)

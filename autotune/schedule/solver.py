@@ -32,7 +32,7 @@ class Solved:
     @property
     def bound(self) -> int:
         """What the objective cannot be below, by proof."""
-        return round(self._solver.best_objective_bound)
+        return round(float(self._solver.best_objective_bound))
 
     def value(self, variable: Any) -> int:
         return int(self._solver.value(variable))

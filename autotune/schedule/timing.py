@@ -44,7 +44,7 @@ def earliest(
 ) -> dict[tuple[int, int], Number] | None:
     """The moment at which each can start, in the unit of the times; edges say how long after the start of another."""
     place = [0] * len(order)
-    free: list[Any] = [0] * len(order)
+    free: list[Any] = [0 * times[0]] * len(order)
     starts: dict[tuple[int, int], Any] = {}
     devices_of = [block.devices for block in graph.blocks]
     wakes: list[set[int]] = [set() for _ in graph.blocks]
