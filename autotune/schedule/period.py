@@ -96,7 +96,7 @@ class _Search:
 
     def _refine(self) -> bool:
         """A finer grid, if the times allow it and it pays."""
-        if not self._grid.exact or self._best.period >= _FINE_STEPS:
+        if not self._grid.exact or self._best.period >= _FINE_STEPS or self._work_s == 0:
             return False
         factor = math.ceil(_FINE_STEPS / self._best.period)
         self._grid = self._grid.finer(factor)
