@@ -242,3 +242,10 @@ def schedule_gain(session: nox.Session) -> None:
     """What scheduling and factors are worth as links get slower (needs root, 15 minutes); `-- again`: of the kept runs."""
     install(session)
     run(session, "python", "-m", "tests.benchmarks.schedule_gain", *session.posargs)
+
+
+@nox.session
+def schedules(session: nox.Session) -> None:
+    """Pipeline schedules, how fast and how good (about 20 minutes); `-- again`: tables of what is kept, or name parts."""
+    install(session)
+    run(session, "python", "-m", "tests.benchmarks.schedules", *session.posargs)

@@ -25,6 +25,7 @@ def answer_data(answer: Answer) -> dict[str, Any]:
         "seconds": answer.seconds,
         "micro_batches": answer.table.num_microbatches,
         "grid": answer.grid_s,
+        "period_seconds": answer.period_seconds,
         "bubbles": list(answer.replay.bubbles),
         "portfolio": answer.portfolio_s,
     }

@@ -91,14 +91,15 @@ def _up(seconds: float, unit: Fraction) -> int:
 
 
 def _whole_memory(graph: BlockGraph) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
-    """Changes and limits in whole numbers: as they are if they are whole, else on a grid fine enough that rounding is forgotten
-    (a schedule that rounding made possible does not pass the checker)."""
+    """Changes and limits in whole numbers: as they are if they are whole, else on a fine grid. There limits are raised by more than
+    rounding can add up to: what is proven impossible is, and what rounding alone made possible does not pass the checker."""
     changes = [block.memory for block in graph.blocks]
     largest = max((abs(change) for change in changes), default=0.0)
     finite = [limit for limit in graph.memory if math.isfinite(limit)]
     whole = all(value == int(value) for value in (*changes, *finite)) and largest < _MEMORY_STEPS
     scale = 1.0 if whole or not largest else _MEMORY_STEPS / largest
+    slack = 0 if whole else 64 * len(graph.blocks)
     limits = tuple(
-        math.floor(limit * scale * (1 + 1e-12)) if math.isfinite(limit) and largest else None for limit in graph.memory
+        math.floor(limit * scale) + slack if math.isfinite(limit) and largest else None for limit in graph.memory
     )
     return tuple(round(change * scale) for change in changes), limits

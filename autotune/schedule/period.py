@@ -1,6 +1,6 @@
 """The shortest period: from a repetend that exists down to a bound that is proven.
 
-First the work bound itself: if it can be reached, it is optimal and nothing else needs to be asked. If it is proven out of
+First the bound that needs no search, mostly the work of the busiest device: if it can be reached, it is optimal and nothing else needs to be asked. If it is proven out of
 reach, the periods between it and the best repetend are halved again and again, then on a finer grid, as the shortest period may be
 a fraction of the times. Where the solver runs out of time the search goes on above, and the bound stays where it was proven.
 """
@@ -20,7 +20,7 @@ from autotune.schedule.timing import Order, earliest
 _FINE_STEPS = 64
 """A period is looked for on a grid of about so many steps."""
 _AT_ONCE_SHARE = 0.4
-"""Of the time, for the work bound."""
+"""Of the time, for that bound."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,8 +30,9 @@ class Period:
     repetend: Repetend
     grid: Grid
     bound_s: float
-    """No repetend with starts on the grid is shorter."""
+    """No repetend with starts on the grid is shorter; less what rounding may add, if the grid is not exact."""
     proven: bool
+    """There is no shorter one on the grid."""
 
     @property
     def period_s(self) -> float:
@@ -59,11 +60,11 @@ class _Search:
         heard: Callable[[Period], None],
     ) -> None:
         self._grid, self._hint, self._left_s, self._heard = grid, hint, left_s, heard
-        self._work_s = period_bound_s(grid.graph)
+        self._least_s = period_bound_s(grid.graph)
         self._best = _alone(grid, fitting)
         if hint is not None and hint.period < self._best.period and is_repetend(grid, hint):
             self._best = hint
-        self._low = max(math.ceil(self._work_s / self._grid.unit_s - 1e-6) - 1, 0)
+        self._low = max(math.ceil(self._least_s / self._grid.unit_s - 1e-6) - 1, 0)
         """The largest period that is known to be out of reach."""
 
     def run(self) -> Period:
@@ -96,7 +97,7 @@ class _Search:
 
     def _refine(self) -> bool:
         """A finer grid, if the times allow it and it pays."""
-        if not self._grid.exact or self._best.period >= _FINE_STEPS or self._work_s == 0:
+        if not self._grid.exact or self._best.period >= _FINE_STEPS or self._least_s == 0:
             return False
         factor = math.ceil(_FINE_STEPS / self._best.period)
         self._grid = self._grid.finer(factor)
@@ -105,18 +106,18 @@ class _Search:
         return True
 
     def _is_proven(self) -> bool:
-        return self._best.period * self._grid.unit_s <= self._work_s * (1 + 1e-9)
+        return self._best.period * self._grid.unit_s <= self._least_s * (1 + 1e-9)
 
     def _period(self) -> Period:
         at_work = self._is_proven()
         roundings = len(self._grid.times)
-        bound_s = max(self._work_s, self._grid.bound_s(self._low + 1, roundings))
+        bound_s = max(self._least_s, self._grid.bound_s(self._low + 1, roundings))
         period_s = self._best.period * self._grid.unit_s
         return Period(
             repetend=self._best,
             grid=self._grid,
             bound_s=period_s if at_work else min(bound_s, period_s),
-            proven=at_work or bound_s >= period_s * (1 - 1e-9),
+            proven=at_work or self._best.period <= self._low + 1,
         )
 
     def _tell(self) -> None:

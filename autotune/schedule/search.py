@@ -61,11 +61,14 @@ class Answer:
     proven: bool
     """The period is the shortest (on its grid)."""
     grid_s: float
-    """Starts of the repetend are multiples of this; 0: the period equals the work of a device, so no grid can matter."""
+    """Starts of the repetend are multiples of this."""
     makespan_bound_s: float
     portfolio_s: dict[str, float]
     """The makespan of each member."""
+    period_seconds: float
+    """When the search for the period ended."""
     seconds: float
+    """Of the whole search."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +120,8 @@ class _Search:
         self._bounds_s = [makespan_bound_s(one, num_microbatches) for one, _ in self._variants]
         self._period: Period | None = None
         self._period_bound_s = min(period_bound_s(one) for one, _ in self._variants)
+        self._period_seconds = 0.0
+        self._proven = False
         self._best: _Found | None = None
         self._best_of: list[_Found | None] = [None] * len(self._variants)
         self._members: dict[str, float] = {}
@@ -161,6 +166,9 @@ class _Search:
             periods.append(period)
         self._period = min(periods, key=lambda period: period.period_s)
         self._period_bound_s = min(period.bound_s for period in periods)
+        least_s = self._period.period_s * (1 - 1e-9)
+        self._proven = all(period.proven or period.bound_s >= least_s for period in periods)
+        self._period_seconds = self._clock() - self._began_s
         self._tell("period")
         return periods
 
@@ -250,17 +258,17 @@ class _Search:
         assert self._period is not None
         found = require_valid(self._best.table)
         bound_s = min(*self._bounds_s, found.makespan_s)
-        at_work = self._period.period_s <= self._period_bound_s * (1 + 1e-9)
         return Answer(
             table=self._best.table,
             replay=found,
             winner=self._best.name,
             period_s=self._period.period_s,
             period_bound_s=self._period_bound_s,
-            proven=at_work,
+            proven=self._proven,
             grid_s=self._period.grid.unit_s,
             makespan_bound_s=bound_s,
             portfolio_s=self._members,
+            period_seconds=self._period_seconds,
             seconds=self._clock() - self._began_s,
         )
 

@@ -165,6 +165,18 @@ def test_times_need_not_be_whole_numbers():
     assert answer.period_s >= max(graph.work_s) * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("amount", [1 / 3, 0.1, 99328.7])
+def test_limits_that_are_just_reached_do_not_depend_on_rounding(amount):
+    """Memory in any unit: two micro-batches fit exactly."""
+    blocks = tuple(dataclasses.replace(block, memory=block.memory * amount) for block in v_shape(4).blocks)
+    odd = BlockGraph(num_devices=4, memory=(amount * 2, amount * 2, amount, amount), blocks=blocks)
+    whole = dataclasses.replace(v_shape(4), memory=(2.0, 2.0, 1.0, 1.0))
+    found, expected = search(odd, 6), search(whole, 6)
+    assert_sound(found)
+    assert (found.period_s, found.proven) == (expected.period_s, True)
+    assert found.replay.makespan_s == expected.replay.makespan_s
+
+
 def test_progress_is_told_and_only_gets_better():
     told = []
     search(SHAPES["X"](4), 8, heard=told.append)
