@@ -1,6 +1,6 @@
 """Times and memory as whole numbers, which is what CP-SAT reasons about, and what that costs in truth.
 
-If all times are multiples of one number that is not too small, the grid is exact. Otherwise it is a 2¹⁶th of what one
+If all times are multiples of one number that is not too small, the grid is exact. Otherwise it is a small part of what one
 micro-batch keeps the busiest device busy, and durations (with the link behind them) are rounded up, so that a schedule on the
 grid is a schedule in truth. Rounding lengthens a path of k blocks by less than k units: bounds proven on the grid are
 lowered by as much (`Grid.bound_s`).
@@ -15,7 +15,8 @@ from fractions import Fraction
 
 from workloads.blocks import BlockGraph
 
-_STEPS = 2**16
+FINE, COARSE = 2**16, 2**11
+"""Steps of a grid that is not exact: for schedules, and for periods, whose models get hard with many."""
 _MOST_STEPS = 2**20
 _MEMORY_STEPS = 2**32
 
@@ -50,12 +51,12 @@ class Grid:
         return (units if self.exact else max(units - num_roundings, 0)) * self.unit_s
 
 
-def make_grid(graph: BlockGraph) -> Grid:
+def make_grid(graph: BlockGraph, steps: int = FINE) -> Grid:
     """The finest grid that pays: exact if there is one."""
     unit = _exact_unit(graph)
     exact = unit is not None
     if unit is None:
-        unit = Fraction(max(graph.work_s) / _STEPS or 1.0)
+        unit = Fraction(max(graph.work_s) / steps or 1.0)
     memory, limits = _whole_memory(graph)
     return Grid(
         graph=graph,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from autotune.schedule.bounds import makespan_bound_s, period_bound_s
 from autotune.schedule.check import Replay, replay, require_valid
-from autotune.schedule.grid import Grid, make_grid
+from autotune.schedule.grid import COARSE, Grid, make_grid
 from autotune.schedule.improve import improve, is_small
 from autotune.schedule.memory import fitting_order
 from autotune.schedule.modulo import Repetend, find_repetend
@@ -159,7 +159,7 @@ class _Search:
         periods = []
         for place, (graph, fitting) in enumerate(self._variants):
             share_s = _PERIOD_SHARE * self._left_s() / (len(self._variants) - place)
-            grid = make_grid(graph)
+            grid = make_grid(graph, COARSE)
             period = shortest_period(
                 grid, fitting, self._hint(grid, self._best_of[place]), self._until(share_s), self._hear
             )
