@@ -1,9 +1,11 @@
-"""The classic schedules of a chain: GPipe, 1F1B, interleaved 1F1B.
+"""The classic schedules of a chain: GPipe, 1F1B, interleaved 1F1B, zero-bubble.
 
 A chain is what pipelines usually are: forward through the stages, backward the same way home, a stage's forward and backward on
 one device. GPipe (Huang et al. 2019) runs all forwards, then all backwards, here in groups as large as memory allows. 1F1B
 (PipeDream, Megatron) alternates after a warm-up of as many micro-batches as stages follow. Interleaved 1F1B (Megatron 2021)
-wants several stages per device, dealt out like cards, and micro-batches in multiples of the devices.
+wants several stages per device, dealt out like cards, and micro-batches in multiples of the devices. Zero-bubble (Qi et al.
+2023) puts off the weight parts of backward, more on later stages, so that all stages hold as much: H1 as much as 1F1B's first, H2
+about twice that.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from autotune.schedule.memory import within
-from workloads.blocks import BlockGraph
+from workloads.blocks import INPUT, WEIGHT, BlockGraph
 
 Step = tuple[int, int]
 DeviceOrder = list[list[Step]]
@@ -113,6 +115,25 @@ def _one_f_one_b(graph: BlockGraph, chain: Chain, stage: int, num: int) -> Itera
         yield chain.backward[stage], microbatch
         if ahead + microbatch < num:
             yield chain.forward[stage], ahead + microbatch
+
+
+def zero_bubble_order(graph: BlockGraph, chain: Chain, parts: BlockGraph, num: int, *, depth: int) -> DeviceOrder:
+    """H1 (depth 1) or H2 (depth 2) of the graph with its backwards in parts, as far as memory allows."""
+    order: DeviceOrder = [[] for _ in range(graph.num_devices)]
+    for stage, device in enumerate(chain.device):
+        name = graph.blocks[chain.backward[stage]].name
+        forward = parts.index[graph.blocks[chain.forward[stage]].name]
+        given, weight = parts.index[f"{name}.{INPUT}"], parts.index[f"{name}.{WEIGHT}"]
+        fitting = max(_group_size(graph, device), 1)
+        ahead = min(depth * (len(chain.device) - stage) - (depth - 1), fitting, num)
+        behind = min(depth * stage, fitting - ahead)
+        mine = [(forward, microbatch) for microbatch in range(ahead)]
+        for microbatch in range(num):
+            mine.append((given, microbatch))
+            mine += [(weight, microbatch - behind)] if microbatch >= behind else []
+            mine += [(forward, ahead + microbatch)] if ahead + microbatch < num else []
+        order[device] = [*mine, *((weight, microbatch) for microbatch in range(max(num - behind, 0), num))]
+    return order
 
 
 def _is_dealt_out(graph: BlockGraph, chain: Chain) -> bool:

@@ -7,7 +7,7 @@ priority, and each priority is a member of the portfolio: deepest first is what 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.schedule.bounds import tails_s
@@ -26,8 +26,6 @@ class Rule:
     priority: Priority
     patience: float = 0.0
     """A weight part counts as starting later by so many times its duration: others that come within it go first."""
-    ahead: Sequence[int] | None = None
-    """Per block: micro-batches by which it may be ahead of the device's last one to finish. None: as memory allows."""
 
 
 def list_order(graph: BlockGraph, num_microbatches: int, fitting: tuple[int, ...], rule: Rule) -> Order:
@@ -62,7 +60,6 @@ class _Lister:
         for block, before in enumerate(graph.before):
             for source, _ in before:
                 self._followers[source].append(block)
-        self._last = [max(blocks, key=fitting.index, default=-1) for blocks in graph.on_device]
         self._heap: list[tuple[float, tuple[float, ...], int]] = []
         self._parked: set[int] = set()
         self._listed: set[int] = set()
@@ -80,18 +77,10 @@ class _Lister:
             now_s = self._key_s(block)
             if now_s > seen_s:
                 self._push(block, now_s)
-            elif self._may_start(block):
+            elif self._bank.is_safe(block, self._next[block]):
                 return block
             else:
                 self._parked.add(block)
-
-    def _may_start(self, block: int) -> bool:
-        microbatch = self._next[block]
-        if self._rule.ahead is not None:
-            for device in self._graph.blocks[block].devices:
-                if microbatch - self._next[self._last[device]] >= self._rule.ahead[block]:
-                    return False
-        return self._bank.is_safe(block, microbatch)
 
     def _start(self, block: int) -> None:
         microbatch, given = self._next[block], self._graph.blocks[block]

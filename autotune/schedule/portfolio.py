@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autotune.schedule.check import replay
-from autotune.schedule.classic import DeviceOrder, classic_orders, find_chain
+from autotune.schedule.classic import DeviceOrder, classic_orders, find_chain, zero_bubble_order
 from autotune.schedule.list_schedule import Rule, list_order, priorities
 from autotune.schedule.timing import Order, timetable
 from workloads.blocks import INPUT, WEIGHT, BlockGraph, Timetable
@@ -65,23 +65,17 @@ def _split_orders(
 def _zero_bubble(
     graph: BlockGraph, parts: BlockGraph, num: int, fitting: tuple[int, ...]
 ) -> Iterator[tuple[str, Order]]:
-    """Deepest first with as many micro-batches ahead as 1F1B has (H1), or twice as many but one (H2); V-shaped: as memory allows."""
+    """By hand for one stage per device; with several (V-shaped: there and back), deepest first and weight parts last."""
     chain = find_chain(graph)
-    assert chain is not None
-    deepest = priorities(parts)["deepest first"]
-    stages = len(chain.device)
-    if len(set(chain.device)) < stages:
+    if chain is None or not chain.backward or not all(graph.blocks[block].split for block in chain.backward):
+        return
+    if len(set(chain.device)) < len(chain.device):
         folded = chain.device == chain.device[::-1]
-        rule = Rule(priority=deepest, patience=0.0)
+        rule = Rule(priority=priorities(parts)["deepest first"])
         yield "zero-bubble V" if folded else "zero-bubble, several stages", list_order(parts, num, fitting, rule)
         return
-    for name, times, less in (("zero-bubble H1", 1, 0), ("zero-bubble H2", 2, 1)):
-        ahead = [num] * len(parts.blocks)
-        for stage, block in enumerate(chain.forward):
-            ahead[parts.index[graph.blocks[block].name]] = max(times * (stages - stage) - less, 1)
-        for patience in _PATIENCE:
-            rule = Rule(priority=deepest, patience=patience, ahead=ahead)
-            yield name + ", patient" * bool(patience), list_order(parts, num, fitting, rule)
+    yield "zero-bubble H1", zero_bubble_order(graph, chain, parts, num, depth=1)
+    yield "zero-bubble H2", zero_bubble_order(graph, chain, parts, num, depth=2)
 
 
 def _one_by_one(graph: BlockGraph, num: int, fitting: tuple[int, ...]) -> Order:

@@ -7,10 +7,11 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune.bench import capture_workload, with_dataflow, with_held_bytes
+from autotune.bench import capture_workload, with_dataflow
 from autotune.schedule.cut import best_cut
 from autotune.schedule.search import Answer, search
 from autotune.schedule.shapes import SHAPES, forward_only
@@ -28,7 +29,7 @@ PAGE = ROOT / "docs" / "schedules.md"
 TESSEL = {("V", 32): 149, ("X", 32): 270, ("K", 32): 200, ("M", 128): 780}
 """Makespans of its public code, as read there or measured: NN was not solved."""
 KINDS = ((4.0, 16e9), (2.0, 12e9), (1.0, 8e9), (0.5, 6e9))
-"""Devices of a mix: 10^9 operations a second, bytes of memory before it is made to bind."""
+"""Devices of a mix: 10^12 operations a second, bytes of memory before it is made to bind."""
 ROOM = 0.75
 """Of the micro-batches that 1F1B would hold on a device, rounded up: memory that binds."""
 
@@ -76,8 +77,9 @@ def realistic() -> list[dict[str, Any]]:
 
 def _cut_model(name: str, num_devices: int, num: int) -> BlockGraph:
     """The best cut, on memory of which 1F1B would need more."""
-    workload = load_workload(name, {})
-    graph = with_dataflow(with_held_bytes(capture_workload(workload, 0), workload, 0), workload, 0)
+    workload = load_workload(name, {"size": "large"})
+    graph = with_dataflow(capture_workload(workload, 0), workload, 0)
+    graph = replace(graph, held_bytes=4 * graph.param_bytes)  # with gradients and Adam's two moments
     costs = cost_model(graph, _mix(num_devices))
 
     def of(count: int) -> StageCosts:
@@ -98,8 +100,8 @@ def _mix(num_devices: int) -> Cluster:
         speed, memory = KINDS[index // 4 % len(KINDS)]
         device = Device(
             name=f"kind{index // 4 % len(KINDS)}",
-            flops_per_s=speed * 1e9,
-            memory_bytes_per_s=speed * 1e9,
+            flops_per_s=speed * 1e12,
+            memory_bytes_per_s=speed * 1e11,
             launch_s=5e-6,
             memory_bytes=memory,
         )
