@@ -22,6 +22,8 @@ from workloads.blocks import Timetable
 _PIECE = 60
 """Steps of a piece that CP-SAT still solves in a second or so."""
 _PIECE_S = 2.0
+_FRUITLESS = 3
+"""Rounds of pieces in a row that change nothing, after which nothing more is expected."""
 _SMALL = 100
 """Steps of a schedule that is worth a try as a whole."""
 
@@ -41,22 +43,22 @@ def improve(
     left_s: Callable[[], float],
     seed: int = 0,
 ) -> Improved:
-    """Make it shorter until it meets the bound, the time is over, or a round of pieces has changed nothing."""
+    """Make it shorter until it meets the bound, the time is over, or rounds of pieces change nothing any more."""
     best = table
     if is_small(table):
         solved = _whole(best, grid, left_s())
         best, bound_s = solved.table, max(bound_s, solved.bound_s)
     draw = random.Random(seed)  # noqa: S311 - not for secrets
-    while best.makespan_s > bound_s * (1 + 1e-9) and left_s() > 0:
+    fruitless = 0
+    while best.makespan_s > bound_s * (1 + 1e-9) and left_s() > 0 and fruitless < _FRUITLESS:
         before_s = best.makespan_s
-        for low, high in _spans(best, draw):
+        for low, high in _spans(best, draw, anywhere=4 + 8 * fruitless):
             if left_s() <= 0:
                 break
             found = _shorter(best, grid, low, high, min(left_s(), _PIECE_S))
             if found is not None and found.makespan_s < best.makespan_s:
                 best = found
-        if best.makespan_s >= before_s * (1 - 1e-9):
-            break
+        fruitless = fruitless + 1 if best.makespan_s >= before_s * (1 - 1e-9) else 0
     return Improved(table=best, bound_s=bound_s)
 
 
@@ -65,7 +67,7 @@ def is_small(table: Timetable) -> bool:
     return len(table.graph.blocks) * table.num_microbatches <= _SMALL
 
 
-def _spans(table: Timetable, draw: random.Random) -> Iterator[tuple[float, float]]:
+def _spans(table: Timetable, draw: random.Random, anywhere: int) -> Iterator[tuple[float, float]]:
     """Spans of time with about `_PIECE` steps, from both ends inwards, then anywhere."""
     moments = sorted(slot.start_s for slot in table.slots())
     if len(moments) <= _PIECE:
@@ -76,7 +78,7 @@ def _spans(table: Timetable, draw: random.Random) -> Iterator[tuple[float, float
             if shift + size <= len(moments):
                 yield moments[shift], moments[shift + size - 1]
                 yield moments[-size - shift], moments[-1 - shift]
-    for _ in range(4):
+    for _ in range(anywhere):
         first = draw.randrange(max(len(moments) - _PIECE, 1))
         yield moments[first], moments[min(first + _PIECE, len(moments) - 1)]
 
