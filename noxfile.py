@@ -256,3 +256,10 @@ def convergence(session: nox.Session) -> None:
     """Does training come out the same while the split changes? Five seeds (about ten minutes); `-- again`: the kept runs."""
     install(session)
     run(session, "python", "-m", "tests.benchmarks.convergence", *session.posargs)
+
+
+@nox.session
+def schedules(session: nox.Session) -> None:
+    """Pipeline schedules, how fast and how good (about 20 minutes); `-- again`: tables of what is kept, or name parts."""
+    install(session)
+    run(session, "python", "-m", "tests.benchmarks.schedules", *session.posargs)
