@@ -16,30 +16,36 @@ stay your own objects, with the state dicts they had.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from autotune.job import read_plan_file
+from autotune.online.controller import Controller
 from autotune.runtime.comm.engine import Engine
 from autotune.runtime.comm.exchange import Setting
 from autotune.runtime.comm.initial_values import share_initial_values
 from autotune.runtime.control import Control, start_control
 from autotune.runtime.groups import Groups
+from autotune.runtime.pilot import Pilot
 from autotune.runtime.prefetch import Loading
+from autotune.runtime.script_steering import ScriptSteering
 from autotune.runtime.sync_batch_norm import SyncNorms, batch_norms
 from autotune.runtime.training_data import TrainingData
+from results.decision import Decision
 from results.wording import local_norms_warning
 from workloads.cluster import load_cluster
 from workloads.errors import SpecError
 from workloads.plan import CommPlan, Plan
+from workloads.split import bounds
 
 UNLIMITED_BYTES = 2**62
 _TIMEOUT_S = 1800.0
@@ -58,9 +64,13 @@ class Parallel:
         *,
         seed: int,
         norms: SyncNorms | None = None,
+        pilot: Pilot | None = None,
     ) -> None:
         self._engine, self._leave, self._norms = engine, leave, norms
         self._data = TrainingData(plan.batch.samples, rank, seed=seed)
+        self._steering: ScriptSteering | None = None
+        if pilot is not None:
+            self._steering = ScriptSteering(engine.model, engine, pilot, self._data)
         self.plan, self.rank = plan, rank
 
     def batches(
@@ -131,6 +141,8 @@ class Parallel:
     def close(self, error: BaseException | None = None) -> None:
         """The last step's gradients arrive, and model and optimizer are plain ones again."""
         self._data.close()
+        if self._steering is not None:
+            self._steering.close()
         try:
             self._engine.detach(error)
         finally:
@@ -156,12 +168,15 @@ def parallelize(  # noqa: PLR0913 - what a script may choose
     cluster: str = "this-machine",
     seed: int = 0,
     sync_norm: bool = False,
+    online: bool = False,
+    on_decision: Callable[[Decision], None] = lambda _: None,
 ) -> Parallel:
     """Have `optimizer.step()` apply the gradients of all ranks, exchanged as `plan` says; called by all ranks together.
 
     `plan`: a plan, or a file that `autotune best --export` wrote. `cluster`: the mix it was made for, if its links are to
     count where shards are owned. `sync_norm`: BatchNorm layers take their statistics over all ranks, whatever the plan says;
-    without it results depend on the split.
+    without it results depend on the split. `online`: samples move to other ranks when devices get slower or faster, which
+    rank 0's `on_decision` is told of; it does not change what is computed (docs/online.md).
     """
     control = start_control()
     chosen = plan if isinstance(plan, Plan) else read_plan_file(str(plan)).plan
@@ -184,7 +199,16 @@ def parallelize(  # noqa: PLR0913 - what a script may choose
         norms = SyncNorms(model, own_group)
     elif control.is_leader and (text := local_norms_warning(len(batch_norms(model)), num_ranks=control.size)):
         warnings.warn(text, stacklevel=2)
-    return Parallel(engine, chosen, control.rank, leave, seed=seed, norms=norms)
+    pilot = _pilot(chosen, group, on_decision) if online else None
+    return Parallel(engine, chosen, control.rank, leave, seed=seed, norms=norms, pilot=pilot)
+
+
+def _pilot(plan: Plan, group: dist.ProcessGroup, on_decision: Callable[[Decision], None]) -> Pilot:
+    """Every rank keeps one sample at least: a script cannot go without."""
+    total, decide = sum(plan.batch.samples), None
+    if group.rank() == 0:
+        decide = Controller(plan, bounds(group.size(), total, minimum=1), total, on_decision=on_decision).decide
+    return Pilot(group, decide, timeout_s=_TIMEOUT_S)
 
 
 def _checked(plan: Plan, control: Control) -> Plan:

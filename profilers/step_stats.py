@@ -155,6 +155,7 @@ class StepRow:
     """A step as all ranks have just computed it, by rank."""
 
     step: int
+    samples: tuple[int, ...]
     compute_s: tuple[float, ...]
     """Forward and backward pass of each, without waiting."""
     closed: tuple[StepStats, ...] | None

@@ -45,8 +45,8 @@ class Controller:
     def decide(self, row: StepRow) -> Decision | None:
         """What is different from the next step on, if anything."""
         (plan_before, compute_before_s), self._last = self._last, (self.plan, row.compute_s)
-        if row.closed is None:  # the first step is like no other
-            return None
+        if row.closed is None or row.samples != self.plan.batch.samples:
+            return None  # the first step, and the short last one of an epoch, are like no other
         self._waited_s = max(max(stats.step_s for stats in row.closed) - max(compute_before_s), 0.0)
         step_s = max(row.compute_s) + self._waited_s
         self._batches.observe(row.step, self.plan.batch.samples, row.compute_s, step_s)

@@ -34,6 +34,8 @@ class Report:
     """What a rank tells of a step that it has just computed."""
 
     step: int
+    samples: int
+    """This rank's, in it."""
     compute_s: float
     """Its own forward and backward pass, without waiting."""
     closed: StepStats | None
@@ -41,13 +43,16 @@ class Report:
 
     def as_message(self) -> list[Any]:
         packed = base64.b64encode(self.closed.pack()).decode() if self.closed is not None else ""
-        return [self.step, round(self.compute_s, 7), packed]
+        return [self.step, self.samples, round(self.compute_s, 7), packed]
 
     @classmethod
     def of_message(cls, message: Sequence[Any]) -> Report:
-        step, compute_s, packed = message
+        step, samples, compute_s, packed = message
         return cls(
-            step=step, compute_s=compute_s, closed=StepStats.unpack(base64.b64decode(packed)) if packed else None
+            step=step,
+            samples=samples,
+            compute_s=compute_s,
+            closed=StepStats.unpack(base64.b64decode(packed)) if packed else None,
         )
 
 
@@ -55,7 +60,7 @@ class Pilot:
     """A rank's end; made by all ranks together. `decide` is rank 0's."""
 
     def __init__(self, group: dist.ProcessGroup, decide: Decide | None, *, timeout_s: float) -> None:
-        self._rank, self._size, self._timeout_s = group.rank(), group.size(), timeout_s
+        self.rank, self._size, self._timeout_s = group.rank(), group.size(), timeout_s
         self._decide = decide
         self._lines = open_lines(group) if self._size > 1 else []
         self._rank_of = {line: rank for rank, line in enumerate(self._lines, start=1)}
@@ -71,7 +76,7 @@ class Pilot:
 
     def report(self, report: Report) -> None:
         """This rank has computed a step."""
-        if self._rank == 0:
+        if self.rank == 0:
             self._heard(0, report)
         else:
             self._lines[0].send(report.as_message())
@@ -106,9 +111,9 @@ class Pilot:
                     message = line.receive()
                 except EOFError:
                     listening.remove(line)
-                    self._lost(self._rank_of[line] if self._rank == 0 else 0)
+                    self._lost(self._rank_of[line] if self.rank == 0 else 0)
                     continue
-                if self._rank == 0:
+                if self.rank == 0:
                     self._heard(self._rank_of[line], Report.of_message(message))
                 else:
                     step, plan = message
@@ -138,6 +143,7 @@ class Pilot:
         closed = [report.closed for report in reports if report.closed is not None]
         row = StepRow(
             step=step,
+            samples=tuple(report.samples for report in reports),
             compute_s=tuple(report.compute_s for report in reports),
             closed=tuple(closed) if len(closed) == self._size else None,
         )

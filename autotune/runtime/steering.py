@@ -46,7 +46,9 @@ class SteeredTrainer:
         self._pilot.close()
 
     def _report(self, compute_s: float) -> None:
-        self._pilot.report(Report(step=self._trainer.num_steps, compute_s=compute_s, closed=self._closed))
+        step = self._trainer.num_steps
+        samples = len(self._trainer.batches.part(step).indices)
+        self._pilot.report(Report(step=step, samples=samples, compute_s=compute_s, closed=self._closed))
 
 
 def stats_of(step: Step, rank: int, number: int) -> StepStats:

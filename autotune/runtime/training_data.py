@@ -7,7 +7,7 @@ order in which they were first used.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,8 @@ class TrainingData:
         self._samples, self._rank, self._seed = tuple(samples), rank, seed
         self._sources: list[_Source] = []
         self._loaded: dict[str, Any] = {"epoch": 0, "batches": []}
+        self.before_batch: Callable[[int], None] | None = None
+        """Told of every step of the data set that was used first, before its batch is read."""
 
     def epoch_of(self, dataset: Dataset[Any], epoch: int, **how: Any) -> Iterator[tuple[Any, float]]:
         """This rank's batches of an epoch, and what the mean loss of each counts. A rank that has no sample in a step is given
@@ -45,6 +47,8 @@ class TrainingData:
         source = self._source(dataset, how)
         batches = source.batches
         for step in range(source.first_step(epoch), (epoch + 1) * batches.steps_per_epoch):
+            if self.before_batch is not None and source is self._sources[0]:
+                self.before_batch(step)
             batch, num_samples, _ = batches.take(step)
             weight = batches.part(step).weight if num_samples else 0.0
             yield (batch if num_samples else batches.fetch(torch.tensor([0]))), weight
@@ -65,6 +69,10 @@ class TrainingData:
     def resplit(self, from_step: int, samples: Sequence[int]) -> None:
         """Of the data set that was used first: see `Batches.resplit`."""
         self._sources[0].batches.resplit(from_step, samples)
+
+    def num_samples(self, step: int) -> int:
+        """Of this rank in that step, of the data set that was used first."""
+        return len(self._sources[0].batches.part(step).indices)
 
     def state_dict(self) -> dict[str, Any]:
         """Where each data set stands; those of a checkpoint that are not in use yet stay as they were."""

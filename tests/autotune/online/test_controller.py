@@ -82,7 +82,7 @@ def run(found: World, *, lie: dict[int, float] | None = None) -> tuple[float, Co
         took = found.compute_s(step, samples)
         step_s = max(took) + WAIT_S
         said = tuple(seconds * (lie or {}).get(rank, 1.0) for rank, seconds in enumerate(took))
-        row = StepRow(step=step, compute_s=said, closed=before)
+        row = StepRow(step=step, samples=samples, compute_s=said, closed=before)
         before = tuple(
             StepStats(rank=rank, step=step, samples=0, step_s=step_s, compute_s=0, forward_s=0, backward_s=0, wait_s=0)
             for rank in range(4)

@@ -27,7 +27,7 @@ def closed(rank: int, step: int) -> StepStats:
 
 
 def report(rank: int, step: int) -> Report:
-    return Report(step=step, compute_s=rank + step / 8, closed=closed(rank, step - 1) if step else None)
+    return Report(step=step, samples=5, compute_s=rank + step / 8, closed=closed(rank, step - 1) if step else None)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
