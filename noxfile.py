@@ -263,3 +263,10 @@ def schedules(session: nox.Session) -> None:
     """Pipeline schedules, how fast and how good (about 20 minutes); `-- again`: tables of what is kept, or name parts."""
     install(session)
     run(session, "python", "-m", "tests.benchmarks.schedules", *session.posargs)
+
+
+@nox.session
+def drift(session: nox.Session) -> None:
+    """What retuning is worth when devices and links change (needs root, half an hour); `-- again`: of the kept runs."""
+    install(session)
+    run(session, "python", "-m", "tests.benchmarks.drift", *session.posargs)

@@ -1,6 +1,6 @@
 """Run by mpirun, paced or in a lab: training through traces by the best static plan, by one who knows the trace, and retuned.
 
-drift.py WORKLOAD CLUSTER OUT.json TRACE... [--steps N] [--repeats N]
+drift.py WORKLOAD CLUSTER OUT.json TRACE:STEPS... [--repeats N]
 
 The best static plan is searched on the simulator over the whole trace: every knob, and splits by descent from the best of each
 stretch. The clairvoyant goes, from the very step at which the mix changes, by the plan that a search on the simulator finds for
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 
 from autotune.bench import Bench, set_up
 from autotune.job import Job, check_job
@@ -30,7 +29,7 @@ from profilers.step_stats import StepRow
 from results.decision import COMPUTE, Decision
 from results.environment import describe_environment
 from results.store import write_json
-from tests.benchmarks.drift import CLAIRVOYANT, RETUNED, STATIC, DriftRun, Traced
+from tests.benchmarks.drift import CLAIRVOYANT, RETUNED, STATIC, Drift, DriftRun, Traced
 from workloads.cluster import Cluster
 from workloads.plan import Plan
 
@@ -130,12 +129,11 @@ def main() -> None:
     parser.add_argument("cluster")
     parser.add_argument("out", type=Path)
     parser.add_argument("traces", nargs="+")
-    parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--repeats", type=int, default=1)
     options = parser.parse_args()
     control = start_control()
     found, label = [], ""
-    for trace in options.traces:
+    for trace, num_steps in (chosen.split(":") for chosen in options.traces):
         job = Job(workload=options.workload, clusters=(options.cluster,), results=options.out.parent, replay=trace)
         (cluster,) = check_job(job, control.size)
         bench = set_up(job, cluster, control)
@@ -143,19 +141,18 @@ def main() -> None:
         if not control.is_leader:
             follow(control, bench.runner)
             continue
-        found.append(run_trace(job, bench, trace, options.steps, options.repeats))
+        found.append(run_trace(job, bench, trace, int(num_steps), options.repeats))
         print(found[-1].summary(), flush=True)
         bench.crew.dismiss()
     if control.is_leader:
-        document = {
-            "command": "nox -s drift",
-            "workload": options.workload,
-            "cluster": options.cluster,
-            "label": label,
-            "environment": describe_environment(),
-            "mean_step_s": fmean(found[0].runs[STATIC][0].steps_s),
-            "traces": found,
-        }
+        document = Drift(
+            command="nox -s drift",
+            workload=options.workload,
+            cluster=options.cluster,
+            label=label,
+            traces=tuple(found),
+            environment=describe_environment(),
+        )
         write_json(options.out, document)
 
 
