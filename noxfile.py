@@ -242,3 +242,31 @@ def schedule_gain(session: nox.Session) -> None:
     """What scheduling and factors are worth as links get slower (needs root, 15 minutes); `-- again`: of the kept runs."""
     install(session)
     run(session, "python", "-m", "tests.benchmarks.schedule_gain", *session.posargs)
+
+
+@nox.session
+def pretrain(session: nox.Session) -> None:
+    """Train the meta-network on simulated runs, grade it, write its card (15 minutes); `-- again`: grade anew."""
+    install(session)
+    run(session, "python", "-m", "tests.benchmarks.pretrain", *session.posargs)
+
+
+@nox.session
+def convergence(session: nox.Session) -> None:
+    """Does training come out the same while the split changes? Five seeds (about ten minutes); `-- again`: the kept runs."""
+    install(session)
+    run(session, "python", "-m", "tests.benchmarks.convergence", *session.posargs)
+
+
+@nox.session
+def schedules(session: nox.Session) -> None:
+    """Pipeline schedules, how fast and how good (about 20 minutes); `-- again`: tables of what is kept, or name parts."""
+    install(session)
+    run(session, "python", "-m", "tests.benchmarks.schedules", *session.posargs)
+
+
+@nox.session
+def drift(session: nox.Session) -> None:
+    """What retuning is worth when devices and links change (needs root, half an hour); `-- again`: of the kept runs."""
+    install(session)
+    run(session, "python", "-m", "tests.benchmarks.drift", *session.posargs)

@@ -15,27 +15,37 @@ stay your own objects, with the state dicts they had.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from autotune.job import read_plan_file
+from autotune.online.controller import Controller
 from autotune.runtime.comm.engine import Engine
 from autotune.runtime.comm.exchange import Setting
+from autotune.runtime.comm.initial_values import share_initial_values
 from autotune.runtime.control import Control, start_control
-from autotune.runtime.data import Batches
 from autotune.runtime.groups import Groups
+from autotune.runtime.pilot import Pilot
+from autotune.runtime.prefetch import Loading
+from autotune.runtime.script_steering import ScriptSteering
+from autotune.runtime.sync_batch_norm import SyncNorms, batch_norms
+from autotune.runtime.training_data import TrainingData
+from results.decision import Decision
+from results.wording import local_norms_warning
 from workloads.cluster import load_cluster
 from workloads.errors import SpecError
 from workloads.plan import CommPlan, Plan
+from workloads.split import bounds
 
 UNLIMITED_BYTES = 2**62
 _TIMEOUT_S = 1800.0
@@ -45,19 +55,73 @@ _TIMEOUT_S = 1800.0
 class Parallel:
     """A model in training on all ranks of a job."""
 
-    def __init__(self, engine: Engine, plan: Plan, rank: int, leave: ExitStack, *, seed: int) -> None:
-        self._engine, self._leave, self._seed = engine, leave, seed
+    def __init__(  # noqa: PLR0913 - made by parallelize only
+        self,
+        engine: Engine,
+        plan: Plan,
+        rank: int,
+        leave: ExitStack,
+        *,
+        seed: int,
+        norms: SyncNorms | None = None,
+        pilot: Pilot | None = None,
+    ) -> None:
+        self._engine, self._leave, self._norms = engine, leave, norms
+        self._data = TrainingData(plan.batch.samples, rank, seed=seed)
+        self._steering: ScriptSteering | None = None
+        if pilot is not None:
+            self._steering = ScriptSteering(engine.model, engine, pilot, self._data)
         self.plan, self.rank = plan, rank
 
-    def batches(self, dataset: Dataset[Any], *, epoch: int = 0) -> Iterator[Any]:
+    def batches(
+        self,
+        dataset: Dataset[Any],
+        *,
+        epoch: int = 0,
+        work: Sequence[float] | None = None,
+        loss_weights: Sequence[float] | None = None,
+        **loading: Any,
+    ) -> Iterator[Any]:
         """This rank's batches of one epoch: every sample of the data set goes to one rank, in an order drawn anew for each
         epoch. A rank that the last, short batch has no sample for is given one that does not count.
+
+        `work`: a number for each sample, such as its tokens; ranks then get work, not samples, as the plan divides the batch.
+        `loss_weights`: what each sample counts, if your loss is not a mean over samples: its tokens, if it is one over tokens.
+        `loading`: `num_workers`, `prefetch_factor`, `collate_fn`, `worker_init_fn`, as for torch's DataLoader. What is given with
+        a data set at first holds for it from then on.
         """
-        batches = Batches(dataset, self.plan.batch.samples, self.rank, seed=self._seed)
-        for step in range(epoch * batches.steps_per_epoch, (epoch + 1) * batches.steps_per_epoch):
-            batch, num_samples, total = batches.take(step)
-            self._engine.weight = num_samples / total
-            yield batch if batch is not None else batches.fetch(torch.tensor([0]))
+        how = {"work": work, "loss_weights": loss_weights, "loading": Loading(**loading)}
+        for batch, weight in self._data.epoch_of(dataset, epoch, **how):
+            self._engine.weight = weight
+            if self._norms is not None:
+                self._norms.counts, self._norms.gradient_weight = weight > 0, weight
+            yield batch
+
+    def resplit(self, from_step: int, samples: Sequence[int]) -> None:
+        """Divide the batches of the data set that was used first like this, from a step that no rank has reached yet; steps
+        count on from epoch to epoch, and `next_step` is the next. Every rank says the same.
+        """
+        self._data.resplit(from_step, samples)
+
+    @property
+    def next_step(self) -> int:
+        """Of the data set that was used first, counted from the start of training."""
+        return self._data.next_step
+
+    @property
+    def epoch(self) -> int:
+        """Where to begin: 0, or the epoch in which the checkpoint that was loaded had been made."""
+        return self._data.epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training stands in its data, to be saved with model and optimizer, after `optimizer.step()`."""
+        return self._data.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there: `batches` of the epoch that was interrupted yields what is left of it. On every rank, before
+        the first batch.
+        """
+        self._data.load_state_dict(state)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate gradients; the next one outside exchanges what all of them left."""
@@ -76,10 +140,15 @@ class Parallel:
 
     def close(self, error: BaseException | None = None) -> None:
         """The last step's gradients arrive, and model and optimizer are plain ones again."""
+        self._data.close()
+        if self._steering is not None:
+            self._steering.close()
         try:
             self._engine.detach(error)
         finally:
             del self._engine
+            if self._norms is not None:
+                self._norms.detach()
             self._leave.close()
 
     def __enter__(self) -> Self:
@@ -91,13 +160,23 @@ class Parallel:
         self.close(error)
 
 
-def parallelize(
-    model: nn.Module, optimizer: Optimizer, plan: Plan | str | Path, *, cluster: str = "this-machine", seed: int = 0
+def parallelize(  # noqa: PLR0913 - what a script may choose
+    model: nn.Module,
+    optimizer: Optimizer,
+    plan: Plan | str | Path,
+    *,
+    cluster: str = "this-machine",
+    seed: int = 0,
+    sync_norm: bool = False,
+    online: bool = False,
+    on_decision: Callable[[Decision], None] = lambda _: None,
 ) -> Parallel:
     """Have `optimizer.step()` apply the gradients of all ranks, exchanged as `plan` says; called by all ranks together.
 
     `plan`: a plan, or a file that `autotune best --export` wrote. `cluster`: the mix it was made for, if its links are to
-    count where shards are owned.
+    count where shards are owned. `sync_norm`: BatchNorm layers take their statistics over all ranks, whatever the plan says;
+    without it results depend on the split. `online`: samples move to other ranks when devices get slower or faster, which
+    rank 0's `on_decision` is told of; it does not change what is computed (docs/online.md).
     """
     control = start_control()
     chosen = plan if isinstance(plan, Plan) else read_plan_file(str(plan)).plan
@@ -110,7 +189,26 @@ def parallelize(
     )
     samples = chosen.batch.samples
     setting = Setting(weight=samples[control.rank] / sum(samples), timeout_s=_TIMEOUT_S)
-    return Parallel(Engine(model, optimizer, chosen, group, setting), chosen, control.rank, leave, seed=seed)
+    share_initial_values(model, group)
+    engine = Engine(model, optimizer, chosen, group, setting)
+    norms = None
+    if sync_norm or chosen.batch.sync_norm:
+        own_group = leave.enter_context(
+            groups.open(comm.transport, timeout_s=_TIMEOUT_S)
+        )  # the engine posts in any order
+        norms = SyncNorms(model, own_group)
+    elif control.is_leader and (text := local_norms_warning(len(batch_norms(model)), num_ranks=control.size)):
+        warnings.warn(text, stacklevel=2)
+    pilot = _pilot(chosen, group, on_decision) if online else None
+    return Parallel(engine, chosen, control.rank, leave, seed=seed, norms=norms, pilot=pilot)
+
+
+def _pilot(plan: Plan, group: dist.ProcessGroup, on_decision: Callable[[Decision], None]) -> Pilot:
+    """Every rank keeps one sample at least: a script cannot go without."""
+    total, decide = sum(plan.batch.samples), None
+    if group.rank() == 0:
+        decide = Controller(plan, bounds(group.size(), total, minimum=1), total, on_decision=on_decision).decide
+    return Pilot(group, decide, timeout_s=_TIMEOUT_S)
 
 
 def _checked(plan: Plan, control: Control) -> Plan:

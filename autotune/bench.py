@@ -18,7 +18,7 @@ import torch
 from autotune.job import LAB_VARIABLE, Job
 from autotune.runtime.control import Control
 from autotune.runtime.crew import Crew
-from autotune.runtime.data import Batches
+from autotune.runtime.data import batches_of
 from autotune.runtime.groups import Groups
 from autotune.runtime.memory import sample_cap, static_bytes
 from autotune.runtime.replay import Replay, lab_surroundings
@@ -126,7 +126,7 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> Bench:
     torch_device = _torch_device(control, cluster)
     cluster = cluster.on_hardware(control.share(_hardware(torch_device)))
     graph = agreed(control, lambda: capture_workload(workload, job.seed))
-    info = workload_info(job, workload.global_batch, graph)
+    info = workload_info(job, workload.global_batch, graph, sync_norm=getattr(workload, "sync_norm", False))
     limits = agreed(control, lambda: sample_bounds(workload, graph, cluster, total=workload.global_batch))
     groups = agreed(control, lambda: Groups(control, cluster))
     rank = control.rank
@@ -164,7 +164,7 @@ def capture_workload(workload: Workload, seed: int) -> OpGraph:
     """The costs of a workload's model, from two tiny forward passes."""
     torch.manual_seed(seed)
     model = workload.model()
-    batches = Batches(workload.dataset(), (workload.global_batch,), 0, seed=seed)
+    batches = batches_of(workload, (workload.global_batch,), 0, seed=seed)
     if batches.num_samples < workload.global_batch:
         raise SpecError(
             f"workload {workload.name!r} has {batches.num_samples} samples but a global batch of "
@@ -179,7 +179,7 @@ def with_dataflow(graph: OpGraph, workload: Workload, seed: int) -> OpGraph:
 
     torch.manual_seed(seed)
     model = workload.model()
-    batches = Batches(workload.dataset(), (workload.global_batch,), 0, seed=seed)
+    batches = batches_of(workload, (workload.global_batch,), 0, seed=seed)
     return with_edges(graph, model, lambda count: workload.loss(model, batches.fetch(torch.arange(count))))
 
 
@@ -188,13 +188,13 @@ def with_held_bytes(graph: OpGraph, workload: Workload, seed: int) -> OpGraph:
     torch.manual_seed(seed)
     model = workload.model()
     optimizer = workload.optimizer(model)
-    batches = Batches(workload.dataset(), (workload.global_batch,), 0, seed=seed)
+    batches = batches_of(workload, (workload.global_batch,), 0, seed=seed)
     workload.loss(model, batches.fetch(torch.arange(workload.min_samples))).backward()
     optimizer.step()
     return replace(graph, held_bytes=static_bytes(model, optimizer, buffer_bytes=0))
 
 
-def workload_info(job: Job, global_batch: int, graph: OpGraph) -> WorkloadInfo:
+def workload_info(job: Job, global_batch: int, graph: OpGraph, *, sync_norm: bool = False) -> WorkloadInfo:
     """The workload as records and reports name it."""
     return WorkloadInfo(
         name=job.workload_name,
@@ -203,7 +203,13 @@ def workload_info(job: Job, global_batch: int, graph: OpGraph) -> WorkloadInfo:
         global_batch=global_batch,
         param_bytes=graph.param_bytes,
         flops_per_sample=graph.flops_per_sample,
+        num_local_norms=0 if sync_norm else num_norms(graph),
     )
+
+
+def num_norms(graph: OpGraph) -> int:
+    """Layers that normalise by the statistics of the samples at hand."""
+    return sum(op.kind.startswith("BatchNorm") for op in graph.ops)
 
 
 def sample_bounds(workload: Workload, graph: OpGraph, cluster: Cluster, *, total: int) -> Bounds:

@@ -66,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_profile(commands)
     _add_simulate(commands)
     _add_plan(commands)
+    _add_schedule(commands)
     _add_best(commands)
     _add_report(commands)
     _add_compare(commands)
@@ -169,6 +170,9 @@ def _add_train(commands: Any) -> None:
         help=f"a trace of changing bandwidths and speeds: {', '.join(trace_names())}; or your own",
     )
     _trace_option(parser, "one step of all ranks, with torch's ops and device counters")
+    parser.add_argument(
+        "--online", action="store_true", help="follow devices and links that change: move samples while training"
+    )
     parser.set_defaults(run=_run_train)
 
 
@@ -238,6 +242,18 @@ def _add_plan(commands: Any) -> None:
     parser.add_argument("--transports", default="gloo,mpi", metavar="LIST", help="transports to choose from")
     parser.add_argument("--export", type=Path, metavar="FILE", help="write the plan to a file, for train --plan FILE")
     parser.set_defaults(run=_run_plan)
+
+
+def _add_schedule(commands: Any) -> None:
+    parser = _common(commands, "schedule", "the best pipeline schedule of a placement (no MPI needed)")
+    parser.add_argument("file", type=Path, metavar="FILE.json", help="devices, memory, blocks: see docs/schedules.md")
+    parser.add_argument("--micro-batches", type=int, default=32, metavar="N", help="micro-batches to run (default 32)")
+    parser.add_argument("--time", type=float, metavar="S", help="seconds to search (default: few, at most 60)")
+    parser.add_argument(
+        "--csv", type=Path, metavar="FILE", help="write a chain's order for torch.distributed.pipelining"
+    )
+    _trace_option(parser, "the schedule of all devices")
+    parser.set_defaults(run=_run_schedule)
 
 
 def _add_best(commands: Any) -> None:
@@ -327,6 +343,7 @@ def _run_train(options: argparse.Namespace, arguments: list[str]) -> int:
         _job(options, arguments),
         plan=options.plan,
         train_steps=options.steps,
+        online=options.online,
         replay=options.replay,
         trace=options.trace,
     )
@@ -370,6 +387,19 @@ def _run_plan(options: argparse.Namespace, arguments: list[str]) -> int:
     )
     aim = Aim(objective=options.objective, min_throughput=options.min_throughput, method=options.method)
     return plan(_question(options, job), aim, export=options.export, as_json=options.json)
+
+
+def _run_schedule(options: argparse.Namespace, _arguments: list[str]) -> int:
+    from autotune.schedule_commands import Request, schedule  # noqa: PLC0415
+
+    request = Request(
+        file=options.file,
+        micro_batches=options.micro_batches,
+        time_s=options.time,
+        csv=options.csv,
+        trace=options.trace,
+    )
+    return schedule(request, as_json=options.json, quiet=options.quiet)
 
 
 def _run_doctor(options: argparse.Namespace, _arguments: list[str]) -> int:

@@ -52,6 +52,8 @@ class Job:
     """Where to write the trace of one step, for ui.perfetto.dev."""
     replay: str | None = None
     """A trace to replay while the job runs, by name or file."""
+    online: bool = False
+    """Whether training may go on by another plan when devices or links change."""
 
     @property
     def workload_name(self) -> str:

@@ -66,7 +66,7 @@ def run_train(job: Job, num_ranks: int | None, arguments: list[str], *, as_json:
         from results.training_console import TrainingProgress, show_training  # noqa: PLC0415
 
         with TrainingProgress(_console(STDERR, quiet=quiet or not control.is_leader), job.train_steps) as progress:
-            report = train(job, clusters[0], control, progress.step_done)
+            report = train(job, clusters[0], control, progress)
         if report is None:
             return
         if as_json:

@@ -37,7 +37,7 @@ from results.record import WorkloadInfo
 from workloads.cluster import Cluster, load_cluster
 from workloads.errors import InfeasiblePlanError, SpecError
 from workloads.graph import OpGraph
-from workloads.plan import LOSSLESS_CODECS, ONE_ROUND_CODECS, BatchPlan, Plan, default_plan
+from workloads.plan import LOSSLESS_CODECS, ONE_ROUND_CODECS, Plan, default_plan
 from workloads.registry import load_workload
 from workloads.split import Bounds, RankCost, balanced, even
 from workloads.workload import Workload
@@ -173,7 +173,7 @@ def _fitted(plan: Plan, predictor: Predictor) -> Plan:
         len(samples) == len(predictor.cluster.devices) and sum(samples) == predictor.total
     ):
         return plan
-    return replace(plan, batch=BatchPlan(samples=predictor.balanced_split()))
+    return replace(plan, batch=replace(plan.batch, samples=predictor.balanced_split()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

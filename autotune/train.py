@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
+from typing import Protocol
 
 from autotune.bench import Bench, set_up
 from autotune.job import Job, read_plan_file
+from autotune.retune import learned_file, make_controller, save_memory
 from autotune.runtime.control import Control
 from autotune.runtime.crew import follow
 from autotune.runtime.trial import Effort
 from profilers.breakdown import break_down, largest_costs
 from profilers.perfetto import check_trace_file, write_trace
 from results.best import check_made_for, load_best
+from results.decision import Decision
 from results.record import BestPlan, TrialState
 from results.stats import Ratio, speedup
 from results.training import Stretch, TrainingReport
+from results.wording import local_norms_warning
 from workloads.cluster import Cluster
 from workloads.plan import Plan, default_plan
 from workloads.split import bounds, even
@@ -28,18 +32,28 @@ _PATIENCE = 20
 """Training may take this many times as long as the plan promises before it is given up."""
 
 
-def train(job: Job, cluster: Cluster, control: Control, on_step: Callable[[int], None]) -> TrainingReport | None:
+class Watcher(Protocol):
+    """Whoever wants to know how far training is."""
+
+    def step_done(self, num_steps: int) -> None:
+        """So many steps are done."""
+
+    def decided(self, decision: Decision) -> None:
+        """Training goes on by another plan."""
+
+
+def train(job: Job, cluster: Cluster, control: Control, watcher: Watcher) -> TrainingReport | None:
     """Called by all ranks; the report is rank 0's."""
     bench = set_up(job, cluster, control)
     if not control.is_leader:
         follow(control, bench.runner)
         return None
-    report = lead_training(job, bench, on_step)
+    report = lead_training(job, bench, watcher)
     bench.crew.dismiss()
     return report
 
 
-def lead_training(job: Job, bench: Bench, on_step: Callable[[int], None]) -> TrainingReport:
+def lead_training(job: Job, bench: Bench, watcher: Watcher) -> TrainingReport:
     """Rank 0's part: choose the plan, compare, train, report."""
     if job.trace is not None:
         check_trace_file(job.trace)
@@ -53,10 +67,17 @@ def lead_training(job: Job, bench: Bench, on_step: Callable[[int], None]) -> Tra
     ratio = compare_with_default(bench, default, kept.plan, job.rounds, effort)
     begun = time.monotonic()
     limit_s = job.timeout_s + job.train_steps * _PATIENCE * kept.step_s
+    controller = make_controller(job, bench, kept.plan, watcher.decided) if job.online else None
     done = bench.crew.train(
-        kept.plan, Effort(warmup=0, steps=job.train_steps, timeout_s=limit_s), on_step, watched=job.trace is not None
+        kept.plan,
+        Effort(warmup=0, steps=job.train_steps, timeout_s=limit_s),
+        watcher.step_done,
+        watched=job.trace is not None,
+        decide=controller.decide if controller is not None else None,
     )
     seconds = time.monotonic() - begun
+    if controller is not None and controller.comm is not None:
+        save_memory(learned_file(job, bench), controller.comm.memory)
     breakdown = break_down(done.measured.timeline)
     if job.trace is not None:
         write_trace(done.measured.timeline, job.trace)
@@ -75,8 +96,17 @@ def lead_training(job: Job, bench: Bench, on_step: Callable[[int], None]) -> Tra
         speedup=ratio,
         ranks=done.measured.ranks,
         breakdown=breakdown,
+        decisions=tuple(controller.decisions) if controller is not None else (),
         costs=largest_costs(breakdown),
+        warnings=warnings(bench, kept.plan),
     )
+
+
+def warnings(bench: Bench, plan: Plan) -> tuple[str, ...]:
+    """What to know about the model that comes of this."""
+    unsynchronised = 0 if plan.batch.sync_norm else bench.info.num_local_norms
+    text = local_norms_warning(unsynchronised, num_ranks=len(bench.cluster.devices))
+    return (text,) if text else ()
 
 
 def stretches(changing: ChangingMix | None, steps_s: Sequence[float]) -> tuple[Stretch, ...]:

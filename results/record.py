@@ -136,6 +136,8 @@ class WorkloadInfo:
     global_batch: int
     param_bytes: int
     flops_per_sample: float
+    num_local_norms: int = 0
+    """BatchNorm layers whose statistics are not synchronised by the workload."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

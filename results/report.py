@@ -79,8 +79,15 @@ def build_report(
         report,
         headline=wording.headline(report),
         findings=wording.findings(report),
-        warnings=wording.warnings(report),
+        warnings=(*wording.warnings(report), *_about_norms(info, best)),
     )
+
+
+def _about_norms(info: StudyInfo, best: Standing | None) -> tuple[str, ...]:
+    if best is None or best.plan.batch.sync_norm:
+        return ()
+    text = wording.local_norms_warning(info.workload.num_local_norms, num_ranks=len(best.plan.batch.samples))
+    return (text,) if text else ()
 
 
 def rank_mixes(reports: Sequence[SweepReport]) -> tuple[MixRow, ...]:

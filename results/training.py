@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from profilers.breakdown import Breakdown
+from results.decision import Decision
 from results.record import RankResult
 from results.stats import Ratio
 from workloads.plan import Plan
@@ -43,3 +44,7 @@ class TrainingReport:
     breakdown: Breakdown
     """Where the time of one more step went, traced and not counted."""
     costs: tuple[str, ...]
+    decisions: tuple[Decision, ...] = ()
+    """Where the plan could change on the way: how it did, and why."""
+    warnings: tuple[str, ...] = ()
+    """What to know about the model that came of it."""

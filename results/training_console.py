@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from results.console import show_breakdown
+from results.decision import Decision
 from results.stats import Ratio
 from results.training import TrainingReport
 from results.units import format_interval, format_ms, format_rate, format_times, plan_summary
@@ -38,6 +39,10 @@ class TrainingProgress:
     ) -> None:
         return None
 
+    def decided(self, decision: Decision) -> None:
+        """Training goes on by another plan."""
+        self._console.print(Text(f"step {decision.step}/{self._total}: {in_words(decision)}"), soft_wrap=True)
+
     def step_done(self, num_steps: int) -> None:
         now_s = time.monotonic()
         if self._said_s is None or now_s - self._said_s > _EVERY_S:
@@ -56,13 +61,28 @@ def show_training(console: Console, report: TrainingReport) -> None:
     if report.accuracy is not None:
         lines.insert(2, f"accuracy {100 * report.accuracy:.1f} % on held-out data")
     title = f"{report.workload} on {report.cluster}{report.trace and f' under {report.trace}'} ({report.label})"
-    console.print(Panel(Text("\n".join(lines)), title=title, title_align="left"))
+    text = Text("\n".join(lines))
+    for warning in report.warnings:
+        text.append(f"\nWarning: {warning}", style="yellow")
+    console.print(Panel(text, title=title, title_align="left"))
     console.print(_rank_table(report))
     show_breakdown(console, f"Where a step goes ({report.label})", report.breakdown, report.costs)
+    if report.decisions:
+        console.print(Text(f"Decided while training ({report.label})", style="bold"))
+        for decision in report.decisions[:_MOST_STRETCHES]:
+            console.print(Text(f"  step {decision.step}: {in_words(decision)}"))
+        if len(report.decisions) > _MOST_STRETCHES:
+            console.print(Text(f"  and {len(report.decisions) - _MOST_STRETCHES} more"))
     if report.stretches:
         title = f"Under {report.trace} ({report.label}): mean step between changes"
         console.print(Text(title, style="bold"))
         console.print(_stretch_table(report))
+
+
+def in_words(decision: Decision) -> str:
+    """What was decided, and why."""
+    gain = f", expected to save {100 * decision.predicted_gain:.0f} %" if decision.predicted_gain > 0 else ""
+    return f"{decision.kind}: {decision.reason}; now {plan_summary(decision.plan)}{gain}"
 
 
 def _against_default(ratio: Ratio | None) -> str:

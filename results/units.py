@@ -71,6 +71,7 @@ def plan_summary(plan: Plan) -> str:
     comm, compression = plan.comm, plan.compression
     parts = [way_to_send(comm), f"samples {format_shares(plan.batch.samples)}", pieces(comm), comm.transport]
     parts += [compression.codec, f"{len(compression.factors)} layers by factors" if compression.factors else ""]
+    parts += ["synchronised norms"] if plan.batch.sync_norm else []
     return "  ".join(part for part in parts if part)
 
 

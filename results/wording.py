@@ -45,6 +45,17 @@ def warnings(report: SweepReport) -> tuple[str, ...]:
     return tuple(sentence for sentence in found if sentence)
 
 
+def local_norms_warning(num_layers: int, *, num_ranks: int) -> str:
+    """Why it matters that BatchNorm layers are not synchronised; nothing where it does not."""
+    if not num_layers or num_ranks < 2:
+        return ""
+    layers = "BatchNorm layer takes its" if num_layers == 1 else "BatchNorm layers take their"
+    return (
+        f"{num_layers} {layers} statistics over each rank's own samples, so that what the model learns depends on the split: "
+        "a plan with batch.sync_norm = true (resnet: --set norm=sync) takes them over all ranks, GroupNorm needs none."
+    )
+
+
 def _where(report: SweepReport) -> str:
     return f"on {report.cluster} ({report.label})"
 

@@ -29,6 +29,7 @@ MESSAGE_CODECS = ("int8", "topk")
 ONE_ROUND_CODECS = ("none", "fp16", "bf16")
 """A tensor that is summed as it is: what reducer "bucketed" can send."""
 _NOT_IN_FINGERPRINT_IF_DEFAULT = (
+    ("batch", "sync_norm"),
     ("comm", "priority"),
     ("comm", "average_every"),
     ("compression", "top_share"),
@@ -44,6 +45,8 @@ class BatchPlan:
 
     samples: tuple[int, ...]
     """Samples of each rank; they sum to the global batch."""
+    sync_norm: bool = False
+    """BatchNorm layers take their statistics over the samples of all ranks, so that results do not depend on the split."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +116,7 @@ class Plan:
 
     def fingerprint(self) -> str:
         """Equal plans, equal fingerprints."""
-        data, defaults = to_data(self), to_data(Plan(batch=self.batch))
+        data, defaults = to_data(self), to_data(Plan(batch=BatchPlan(samples=self.batch.samples)))
         for part, name in _NOT_IN_FINGERPRINT_IF_DEFAULT:
             if data[part][name] == defaults[part][name]:
                 del data[part][name]
@@ -147,6 +150,11 @@ class Plan:
         if comm.reducer == "ddp" and min(samples) < 1:
             raise SpecError(
                 f"reducer 'ddp' needs a sample on every rank but samples are {list(samples)}: use reducer 'bucketed'"
+            )
+        if comm.reducer == "averaged" and self.batch.sync_norm:
+            raise SpecError(
+                "reducer 'averaged' trains a model of its own on each rank, whose BatchNorm statistics sync_norm would mix: "
+                "set sync_norm to false, or use another reducer"
             )
         _check_codec(comm, self.compression)
 

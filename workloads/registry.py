@@ -14,8 +14,8 @@ from workloads.workload import Workload
 
 SIZES = ("tiny", "small", "large")
 DEFAULT_SIZE = "small"
-MODELS = ("mlp", "vgg", "resnet", "gpt", "digits")
-_SINGLE_SIZE = ("digits",)
+MODELS = ("mlp", "vgg", "resnet", "gpt", "digits", "text")
+_SINGLE_SIZE = ("digits", "text")
 
 
 def workload_names() -> list[str]:

@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 class Workload(Protocol):
     """One training job, the same on every rank; which samples a rank takes is the plan's business, not the workload's.
 
-    A workload may also offer `accuracy(model) -> float`; then `autotune train` reports it.
+    A workload may also offer, each on its own:
+
+    - `accuracy(model) -> float`, which `autotune train` reports;
+    - `work(dataset)`, a number for each sample (its tokens): work instead of samples is then divided as the split says;
+    - `loss_weights(dataset)`, what each sample counts in the loss, where that is not a mean over samples but, say, over tokens;
+    - `sync_norm`: true where BatchNorm layers are to take their statistics over all ranks, whatever the plan says;
+    - `collate(samples)`, which makes a batch, and `num_workers`, the processes of each rank that read ahead, as for torch's
+      DataLoader.
     """
 
     @property
@@ -36,7 +43,10 @@ class Workload(Protocol):
         """A map-style data set, the same on every rank."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The loss as the **mean over the samples of the batch**: the weights b_i/B that make uneven batches exact rely on it."""
+        """The loss as the **mean over the samples of the batch**: the weights b_i/B that make uneven batches exact rely on it.
+
+        Where it is a mean weighted by something else, `loss_weights` must say so.
+        """
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         """The optimizer to train the model with."""

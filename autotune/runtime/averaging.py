@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from autotune.runtime.comm.initial_values import share_initial_values
 from autotune.runtime.reducer import Sent, sent_over
 from autotune.runtime.traced_group import TracedGroup
 from workloads.plan import Plan
@@ -26,9 +25,9 @@ class AveragingReducer:
 
     needs_backward = False
     buffer_bytes = 0
+    stalled_s = 0.0
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, plan: Plan, group: dist.ProcessGroup) -> None:
-        share_initial_values(model, group)
         self.model, self._group = model, group
         samples = plan.batch.samples
         self._weight = samples[group.rank()] / sum(samples)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.runtime.control import Control, RankSilentError
-from autotune.runtime.trial import Effort, RankOutcome, RankRunner
+from autotune.runtime.pilot import Decide
+from autotune.runtime.trial import Effort, RankOutcome, RankRunner, Steering
 from profilers.timeline import Timeline
 from results.record import RankResult, TrialState
 from workloads.errors import AutotuneError
@@ -54,10 +55,19 @@ class Crew:
             raise TrialFailedError(f"the comparison failed: {failed.reason}: run the same command again")
         return measured
 
-    def train(self, plan: Plan, effort: Effort, on_step: Callable[[int], None], *, watched: bool) -> Training:
-        """Train on all ranks for as long as the effort says."""
+    def train(
+        self,
+        plan: Plan,
+        effort: Effort,
+        on_step: Callable[[int], None],
+        *,
+        watched: bool,
+        decide: Decide | None = None,
+    ) -> Training:
+        """Train on all ranks for as long as the effort says; if somebody decides, the plan may change on the way."""
         order = {"do": "train", "plan": to_data(plan), "effort": to_data(effort), "watched": watched}
-        outcomes = [outcome[0] for outcome in self._order(order, effort, on_step)]
+        order["steered"] = decide is not None
+        outcomes = [outcome[0] for outcome in self._order(order, effort, on_step, decide)]
         measured = combine(outcomes)
         if measured.state is not TrialState.COMPLETE:
             raise TrialFailedError(f"training failed: {measured.reason}")
@@ -83,10 +93,14 @@ class Crew:
         self._runner.close()
 
     def _order(
-        self, order: dict[str, Any], effort: Effort, on_step: Callable[[int], None] = lambda _: None
+        self,
+        order: dict[str, Any],
+        effort: Effort,
+        on_step: Callable[[int], None] = lambda _: None,
+        decide: Decide | None = None,
     ) -> list[list[RankOutcome]]:
         self._control.broadcast(order)
-        mine = carry_out(order, self._runner, on_step)
+        mine = carry_out(order, self._runner, on_step, decide)
         try:
             return self._control.gather(mine, timeout_s=effort.timeout_s + _GRACE_S) or []
         except RankSilentError as error:
@@ -138,7 +152,10 @@ def follow(control: Control, runner: RankRunner) -> None:
 
 
 def carry_out(
-    order: dict[str, Any], runner: RankRunner, on_step: Callable[[int], None] = lambda _: None
+    order: dict[str, Any],
+    runner: RankRunner,
+    on_step: Callable[[int], None] = lambda _: None,
+    decide: Decide | None = None,
 ) -> list[RankOutcome]:
     """This rank's part of an order."""
     effort = from_data(Effort, order["effort"], "effort")
@@ -149,7 +166,8 @@ def carry_out(
     if order["do"] == "quality":
         return runner.quality(plan, effort)
     if order["do"] == "train":
-        return [runner.train(plan, effort, on_step, watched=order["watched"])]
+        steering = Steering(decide=decide) if order["steered"] else None
+        return [runner.train(plan, effort, on_step, watched=order["watched"], steering=steering)]
     return [runner.trial(plan, effort)]
 
 

@@ -13,14 +13,17 @@ from workloads.plan import DDP_BUCKET_BYTES, MIB
 
 
 class DdpReducer:
-    """DDP averages over ranks, so a rank's loss is weighted by N·b_i/B; its hooks need a backward on every rank."""
+    """DDP averages over ranks, so a rank's loss is weighted by N·b_i/B; its hooks need a backward on every rank. All ranks hold
+    the same values already.
+    """
 
     needs_backward = True
+    stalled_s = 0.0
 
     def __init__(self, model: nn.Module, bucket_bytes: int, codec: str, group: dist.ProcessGroup) -> None:
         # Left unset, DDP's cap is 25 MiB with a small first bucket that leaves early; set, it holds for all buckets.
         cap_mb = None if bucket_bytes == DDP_BUCKET_BYTES else bucket_bytes / MIB
-        ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=cap_mb)
+        ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=cap_mb, init_sync=False)
         self.model: nn.Module = ddp
         self._group = group
         self.loss_scale = float(group.size())

@@ -33,7 +33,7 @@ class DevicePacer:
         self.device = device
         """As it is now: a trace may change its speed between steps."""
         self._due_s = 0.0
-        self._samples = 0
+        self._samples = 0.0
         self._charged: set[str] = set()
         self._owed_s: list[float] = []
         self.late_s = 0.0
@@ -42,8 +42,8 @@ class DevicePacer:
         self._handles: list[Any] = []
         self._attach(model, {op.name: op for op in graph.ops})
 
-    def begin(self, num_samples: int) -> None:
-        """A step starts now, with an idle device."""
+    def begin(self, num_samples: float) -> None:
+        """A step starts now, with an idle device. A fraction of a sample is one of less work than the mean."""
         self._due_s, self._samples, self.late_s = time.perf_counter(), num_samples, 0.0
         self._charged.clear()
 

@@ -17,7 +17,7 @@ from workloads.plan import Plan
 def make_reducer(
     model: nn.Module, optimizer: Optimizer, plan: Plan, group: dist.ProcessGroup, setting: Setting
 ) -> Reducer:
-    """Made by all ranks together."""
+    """Made by all ranks together, whose models hold the same values."""
     if plan.comm.reducer == "ddp":
         return DdpReducer(model, plan.comm.bucket_bytes, plan.compression.codec, group)
     if plan.comm.reducer == "scheduled":

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from autotune.runtime.data import Batches
+from autotune.runtime.data import batches_of
 from autotune.runtime.device_pacer import DevicePacer
 from autotune.runtime.memory import check_memory, static_bytes
 from autotune.runtime.module_clock import ModuleClock
@@ -63,7 +63,7 @@ class OpProbe:
         torch.manual_seed(seed)
         self._model = workload.model().to(seat.torch_device)
         self._optimizer = workload.optimizer(self._model)
-        self._batches = Batches(workload.dataset(), (workload.global_batch,), 0, seed=seed)
+        self._batches = batches_of(workload, (workload.global_batch,), 0, seed=seed)
         self._pacer = DevicePacer(self._model, seat.graph, seat.device) if seat.graph is not None else None
 
     def measure(self, sizes: Sequence[int], *, rounds: int, budget_s: float) -> list[SizeSamples]:

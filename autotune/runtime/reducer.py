@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from autotune.runtime.comm.codec import Codec
 from autotune.runtime.comm.factory import UnitShape, make_codec
-from autotune.runtime.comm.initial_values import share_initial_values
 from autotune.runtime.comm.unit import FlatGradients
 from autotune.runtime.traced_group import Delivery, TracedGroup, taken
 from profilers.ranges import Ranges
@@ -54,6 +53,10 @@ class Reducer(Protocol):
     """Whether also a rank without samples must run forward and backward."""
     buffer_bytes: int
     """Memory held beside the gradients."""
+
+    @property
+    def stalled_s(self) -> float:
+        """How long forward passes have waited for parameters since `sent` was last asked."""
 
     def begin(self) -> None:
         """A step starts: its gradients are zero."""
@@ -99,12 +102,12 @@ class BucketReducer:
 
     loss_scale = 1.0
     needs_backward = False
+    stalled_s = 0.0
 
     def __init__(self, model: nn.Module, plan: Plan, group: dist.ProcessGroup, ranges: Ranges) -> None:
         self.model = model
         self._group = group
         self._ranges = ranges
-        share_initial_values(model, group)
         self.buckets = [
             Bucket(parameters, make_codec(plan.compression, UnitShape.of(parameters, group)))
             for parameters in assign_buckets(list(model.parameters()), plan.comm.bucket_bytes)

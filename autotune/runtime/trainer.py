@@ -1,13 +1,13 @@
 """Data-parallel training by a plan: uneven batches, exactly weighted gradients, buckets, codecs; or torch DDP.
 
 A rank's loss is a mean over its own samples. Weighted by b_i/B before backward, the sum over ranks is the gradient of
-the mean over the whole batch, whatever the split.
+the mean over the whole batch, whatever the split. A loss that is a mean over tokens is weighted by tokens.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,16 +15,19 @@ import torch
 import torch.distributed as dist
 
 from autotune.runtime.comm.exchange import Setting
-from autotune.runtime.data import Batches
+from autotune.runtime.comm.initial_values import share_initial_values
+from autotune.runtime.data import batches_of
 from autotune.runtime.device_pacer import DevicePacer
 from autotune.runtime.make_reducer import make_reducer
 from autotune.runtime.memory import check_memory, static_bytes
-from autotune.runtime.reducer import Sent
+from autotune.runtime.reducer import Reducer, Sent
 from autotune.runtime.replay import Replay
+from autotune.runtime.sync_batch_norm import SyncNorms
 from profilers.ranges import Ranges
 from profilers.timeline import Span, Timeline, all_reduce_name
 from workloads.capture import SavedTensorMeter
 from workloads.cluster import Device
+from workloads.errors import SpecError
 from workloads.graph import OpGraph
 from workloads.plan import Plan
 from workloads.workload import Workload
@@ -65,17 +68,23 @@ class Step:
     num_samples: int
     late_s: float
     """Emulated: how far real work ran behind the device, or behind the link when the last collective was delivered."""
+    work: float = 0.0
+    """Of its samples: their number, or what the workload says."""
     sent: Sent = field(default_factory=Sent)
     """Its exchanges; where steps cross, those that landed while it ran."""
+    steering_s: float = 0.0
+    """Before it began: until it was known by which plan, and until that was in force."""
 
     @property
     def total_s(self) -> float:
-        return self.end_s - self.begin_s
+        return self.end_s - self.begin_s + self.steering_s
 
     @property
     def wait_s(self) -> float:
-        """For gradients after backward, and where steps cross for parameters in the forward pass."""
-        return self.reduced_s - self.backward_s + self.sent.stalled_s
+        """For gradients after backward, for other ranks' BatchNorm statistics, and where steps cross for parameters in the
+        forward pass.
+        """
+        return self.reduced_s - self.backward_s + self.sent.stalled_s + self.steering_s
 
     @property
     def compute_s(self) -> float:
@@ -120,7 +129,17 @@ class Step:
 class Trainer:
     """One rank of a job that trains `workload` as `plan` says."""
 
-    def __init__(self, workload: Workload, plan: Plan, group: dist.ProcessGroup, seat: Seat, *, seed: int) -> None:
+    def __init__(  # noqa: PLR0913 - what a trainer is made of
+        self,
+        workload: Workload,
+        plan: Plan,
+        group: dist.ProcessGroup,
+        seat: Seat,
+        *,
+        seed: int,
+        norm_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """`norm_group`: for BatchNorm's statistics, where `needs_norm_group`."""
         plan.validate(num_ranks=group.size(), global_batch=workload.global_batch)
         plan.check_runnable()
         self.plan, self.seat = plan, seat
@@ -132,14 +151,21 @@ class Trainer:
         self.model = workload.model().to(seat.torch_device)
         torch.manual_seed(seed + 1 + seat.rank)  # what the model draws from here on (dropout) differs between ranks
         self.optimizer = workload.optimizer(self.model)
-        self.batches = Batches(workload.dataset(), plan.batch.samples, seat.rank, seed=seed)
+        self.batches = batches_of(workload, plan.batch.samples, seat.rank, seed=seed)
         self._pacer = DevicePacer(self.model, seat.graph, seat.device) if seat.graph is not None else None
-        self._gradient_s = 0.0
+        self._gradient_s = self._begun_s = 0.0
+        self._num_gradients = 0
+        self.on_computed: Callable[[float], None] | None = None
+        """Told in each step how long this rank has computed, as soon as its own gradients are there."""
         self._handles = [p.register_hook(self._note_gradient) for p in self.model.parameters() if p.requires_grad]
-        setting = Setting(ranges=self.ranges, timeout_s=seat.timeout_s)
-        if self._pacer is not None:
-            setting = replace(setting, on_stall=self._pacer.idle, on_rebuild=self._pacer.rebuild)
-        self._reducer = make_reducer(self.model, self.optimizer, plan, group, setting)
+        self._norms: SyncNorms | None = None
+        if synchronises_norms(workload, plan):
+            assert norm_group is not None or not needs_norm_group(workload, plan)
+            on_wait = self._pacer.idle if self._pacer is not None else lambda _: None
+            self._norms = SyncNorms(self.model, norm_group or group, on_wait)
+        share_initial_values(self.model, group)
+        self._reducer = self._make_reducer()
+        self._is_recording = False
         self.num_steps = 0
         self._trained_s = 0.0
         self.peak_memory_bytes = 0
@@ -147,14 +173,16 @@ class Trainer:
     def step(self) -> Step:
         """Train on the next global batch."""
         self._enter_trace()
-        begin_s = time.perf_counter()
+        begin_s = self._begun_s = time.perf_counter()
+        self._num_gradients = 0
         with self.ranges.phase("data"):
-            batch, num_samples, total = self.batches.take(self.num_steps)
+            batch, num_samples, _ = self.batches.take(self.num_steps)
             batch = _to_device(batch, self.seat.torch_device)
+            part = self.batches.part(self.num_steps)
         data_s = time.perf_counter()
         if self._pacer is not None:
-            self._pacer.begin(num_samples)
-        forward_s, loss = self._gradients(batch, num_samples, total)
+            self._pacer.begin(self.batches.equivalent_samples(part))
+        forward_s, loss = self._gradients(batch, part.weight)
         late_s = self._pacer.late_s if self._pacer is not None else 0.0
         reduced_s = time.perf_counter()
         with self.ranges.phase("optimizer"):
@@ -162,6 +190,8 @@ class Trainer:
         self.num_steps += 1
         end_s = time.perf_counter()
         sent = self._reducer.sent()
+        if self._norms is not None:
+            sent = replace(sent, stalled_s=sent.stalled_s + self._norms.take_waited_s())
         self._trained_s += end_s - begin_s
         return Step(
             begin_s=begin_s,
@@ -170,8 +200,9 @@ class Trainer:
             backward_s=min(max(self._gradient_s, forward_s), reduced_s),
             reduced_s=reduced_s,
             end_s=end_s,
-            loss_share=loss * num_samples / total,
+            loss_share=loss * part.weight,
             num_samples=num_samples,
+            work=part.work,
             late_s=max(late_s, sent.late_s),
             sent=sent,
         )
@@ -194,6 +225,33 @@ class Trainer:
         check_memory(self.peak_memory_bytes, self.seat.device, self.seat.rank, step.num_samples)
         return step
 
+    def resplit(self, from_step: int, samples: Sequence[int]) -> None:
+        """Divide batches like this from `from_step` on, which no rank has reached yet. All ranks say the same."""
+        if self.plan.comm.reducer == "averaged":
+            raise SpecError(
+                "reducer 'averaged' weighs models by the plan's samples, which therefore cannot change while it trains: "
+                "use reducer 'bucketed' or 'scheduled'"
+            )
+        self.batches.resplit(from_step, samples)
+
+    def switch(self, plan: Plan, group: dist.ProcessGroup) -> None:
+        """Train by another plan from the next step on, over `group`; called by all ranks before the same step."""
+        plan.validate(num_ranks=group.size(), global_batch=self._workload.global_batch)
+        if plan.batch != self.plan.batch:
+            self.resplit(self.num_steps, plan.batch.samples)
+        before, self.plan = self.plan, plan
+        if (plan.comm, plan.compression) != (before.comm, before.compression) or group is not self.group:
+            self._reducer.detach(None)
+            self.group = group
+            self._reducer = self._make_reducer()
+            self._reducer.record(on=self._is_recording)
+
+    def _make_reducer(self) -> Reducer:
+        setting = Setting(ranges=self.ranges, timeout_s=self.seat.timeout_s)
+        if self._pacer is not None:
+            setting = replace(setting, on_stall=self._pacer.idle, on_rebuild=self._pacer.rebuild)
+        return make_reducer(self.model, self.optimizer, self.plan, self.group, setting)
+
     def meet(self) -> None:
         """Wait until every rank is here, with nothing on its way."""
         self.settle()
@@ -201,6 +259,7 @@ class Trainer:
 
     def record_collectives(self, *, on: bool) -> None:
         """Have the exchanges of the steps that follow noted. Emulated links always note theirs."""
+        self._is_recording = on
         self._reducer.record(on=on)
 
     def settle(self) -> None:
@@ -213,21 +272,29 @@ class Trainer:
             handle.remove()
         if self._pacer is not None:
             self._pacer.detach()
+        self.batches.close()
+        if self._norms is not None:
+            self._norms.detach()
         self._reducer.detach(error)
         del self._reducer, self.group
 
-    def _gradients(self, batch: Any, num_samples: int, total: int) -> tuple[float, float]:
+    def _gradients(self, batch: Any, weight: float) -> tuple[float, float]:
         """Leave the exact gradient of the whole batch in the model; the moment forward ended, and this rank's loss."""
         with self.ranges.phase("forward"):
             self._reducer.begin()
-            if batch is None and self._reducer.needs_backward:  # a sample of weight zero
+            if self._norms is not None:
+                self._norms.counts = batch is not None
+            if batch is None and (self._reducer.needs_backward or self._norms is not None):  # a sample of weight zero
                 batch = _to_device(self.batches.fetch(torch.tensor([0])), self.seat.torch_device)
             loss = None if batch is None else self._forward(batch)
         done = time.perf_counter(), 0.0
+        self._gradient_s = done[0]
         if loss is not None:
             with self.ranges.phase("backward"):
-                self._backward(loss * (self._reducer.loss_scale * num_samples / total))
+                self._backward(loss * (self._reducer.loss_scale * weight))
             done = done[0], float(loss.detach())
+        if self._num_gradients < len(self._handles):  # some parameters took no part
+            self._computed()
         with self.ranges.phase("wait"):
             self._reducer.finish()
         return done
@@ -245,6 +312,24 @@ class Trainer:
 
     def _note_gradient(self, _gradient: Any) -> None:
         self._gradient_s = time.perf_counter()
+        self._num_gradients += 1
+        if self._num_gradients == len(self._handles):
+            self._computed()
+
+    def _computed(self) -> None:
+        if self.on_computed is not None:
+            waited_s = self._reducer.stalled_s + (self._norms.waited_s if self._norms is not None else 0.0)
+            self.on_computed(self._gradient_s - self._begun_s - waited_s)
+
+
+def synchronises_norms(workload: Workload, plan: Plan) -> bool:
+    """Whether BatchNorm goes over all ranks, because the plan or the workload says so."""
+    return plan.batch.sync_norm or bool(getattr(workload, "sync_norm", False))
+
+
+def needs_norm_group(workload: Workload, plan: Plan) -> bool:
+    """A schedule posts when it sees fit, so that statistics cannot travel in its group: ranks would post in other orders."""
+    return synchronises_norms(workload, plan) and plan.comm.reducer == "scheduled"
 
 
 def _to_device(batch: Any, device: torch.device) -> Any:

@@ -22,8 +22,10 @@ from torch import Tensor
 
 from autotune.runtime.groups import Groups
 from autotune.runtime.mpi_group import PeerLostError
+from autotune.runtime.pilot import Decide, Pilot
+from autotune.runtime.steering import SteeredTrainer
 from autotune.runtime.tracing import ClockOffset, aligned, samplers_for, traced_step
-from autotune.runtime.trainer import Seat, Step, Trainer
+from autotune.runtime.trainer import Seat, Step, Trainer, needs_norm_group
 from profilers.timeline import Timeline
 from results.record import RankResult
 from workloads.errors import InfeasiblePlanError, TrialTimeoutError
@@ -70,6 +72,23 @@ class RankOutcome:
     """Of a codec: how much its training went the way of the plain one."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stage:
+    """Where trainers perform."""
+
+    deadline: float
+    group_for: Callable[[Plan], dist.ProcessGroup]
+    """The process group of a plan, opened by all ranks together if it is not there yet."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steering:
+    """A training run whose plan may change on the way."""
+
+    decide: Decide | None
+    """Rank 0's; the others follow."""
+
+
 class RankRunner:
     """Runs trials on this rank."""
 
@@ -89,9 +108,9 @@ class RankRunner:
     def trial(self, plan: Plan, effort: Effort) -> RankOutcome:
         """Measure one plan, then trace one more step of it."""
 
-        def measure(trainers: list[Trainer], deadline: float) -> list[RankOutcome]:
-            _warm_up(trainers[0], effort.warmup, deadline)
-            cpu_s, steps = _run(trainers[0], effort.steps, deadline)
+        def measure(trainers: list[Trainer], stage: _Stage) -> list[RankOutcome]:
+            _warm_up(trainers[0], effort.warmup, stage.deadline)
+            cpu_s, steps = _run(trainers[0], effort.steps, stage.deadline)
             outcome = self._outcome(trainers[0], steps, cpu_s)
             if not effort.traced:
                 return [outcome]
@@ -107,17 +126,17 @@ class RankRunner:
         would be held against a plan whose transport nobody else uses.
         """
 
-        def measure(trainers: list[Trainer], deadline: float) -> list[RankOutcome]:
+        def measure(trainers: list[Trainer], stage: _Stage) -> list[RankOutcome]:
             for trainer in trainers:
-                _warm_up(trainer, effort.warmup, deadline)
+                _warm_up(trainer, effort.warmup, stage.deadline)
                 trainer.settle()
             all_steps: list[list[Step]] = [[] for _ in plans]
             cpu_s = [0.0 for _ in plans]
             means: list[list[float]] = [[] for _ in plans]
             for number in range(rounds):
                 for index in random.Random(number).sample(range(len(plans)), len(plans)):  # noqa: S311 - no secret
-                    _run(trainers[index], 1, deadline)
-                    used_s, steps = _run(trainers[index], effort.steps, deadline)
+                    _run(trainers[index], 1, stage.deadline)
+                    used_s, steps = _run(trainers[index], effort.steps, stage.deadline)
                     trainers[index].settle()
                     cpu_s[index] += used_s / rounds
                     all_steps[index] += steps
@@ -131,9 +150,9 @@ class RankRunner:
         """Train with the plan's codec and without it, from the same start on the same batches; devices are not paced."""
         plain = Plan(batch=plan.batch, comm=CommPlan(transport=plan.comm.transport))
 
-        def measure(trainers: list[Trainer], deadline: float) -> list[RankOutcome]:
+        def measure(trainers: list[Trainer], stage: _Stage) -> list[RankOutcome]:
             start = [_parameters(trainer) for trainer in trainers]
-            steps = [_run(trainer, effort.steps, deadline)[1] for trainer in trainers]
+            steps = [_run(trainer, effort.steps, stage.deadline)[1] for trainer in trainers]
             moved = [_parameters(trainer) - before for trainer, before in zip(trainers, start, strict=True)]
             cosine = float(torch.nn.functional.cosine_similarity(moved[0], moved[1], dim=0))
             outcomes = [self._outcome(trainer, made, 0.0) for trainer, made in zip(trainers, steps, strict=True)]
@@ -143,16 +162,22 @@ class RankRunner:
         return self._guarded(measure, [plain, plan], effort.timeout_s, seat=unpaced)
 
     def train(
-        self, plan: Plan, effort: Effort, on_step: Callable[[int], None], *, watched: bool = False
+        self,
+        plan: Plan,
+        effort: Effort,
+        on_step: Callable[[int], None],
+        *,
+        watched: bool = False,
+        steering: Steering | None = None,
     ) -> RankOutcome:
         """Train `effort.steps` steps without a warm-up, then trace one more, with torch's ops and the device's counters
         if `watched`; rank 0 also says how accurate the model became, if it can.
         """
 
-        def measure(trainers: list[Trainer], deadline: float) -> list[RankOutcome]:
+        def measure(trainers: list[Trainer], stage: _Stage) -> list[RankOutcome]:
             with ExitStack() as watching:
                 samplers = [watching.enter_context(s) for s in samplers_for(self._seat)] if watched else []
-                outcome = run(trainers, deadline)
+                outcome = run(trainers[0], stage)
                 _, timeline = traced_step(trainers[0], self._clock, with_ops=watched)
             counters = tuple(counter for sampler in samplers for counter in sampler.counters())
             sampled = aligned(Timeline(counters=counters), self._clock)
@@ -161,20 +186,26 @@ class RankRunner:
                 outcome = replace(outcome, accuracy=float(accuracy(trainers[0].model)))
             return [outcome]
 
-        def run(trainers: list[Trainer], deadline: float) -> RankOutcome:
-            steps = [trainers[0].metered_step()]
-            cpu_s = time.process_time()
-            while len(steps) < effort.steps:
-                steps += _run(trainers[0], 1, deadline)[1]
-                on_step(len(steps))
-            cpu_s = (time.process_time() - cpu_s) / max(effort.steps - 1, 1)
-            return self._outcome(trainers[0], steps, cpu_s)
+        def run(trainer: Trainer, stage: _Stage) -> RankOutcome:
+            with ExitStack() as leaving:
+                stepper: Trainer | SteeredTrainer = trainer
+                if steering is not None:
+                    pilot = Pilot(trainer.group, steering.decide, timeout_s=effort.timeout_s)
+                    stepper = SteeredTrainer(trainer, pilot, stage.group_for)
+                    leaving.callback(stepper.close)
+                steps = [stepper.step() if steering is not None else trainer.metered_step()]
+                cpu_s = time.process_time()
+                while len(steps) < effort.steps:
+                    steps += _run(stepper, 1, stage.deadline)[1]
+                    on_step(len(steps))
+                cpu_s = (time.process_time() - cpu_s) / max(effort.steps - 1, 1)
+                return self._outcome(trainer, steps, cpu_s)
 
         return self._guarded(measure, [plan], effort.timeout_s, traced=True)[0]
 
     def _guarded(
         self,
-        measure: Callable[[list[Trainer], float], list[RankOutcome]],
+        measure: Callable[[list[Trainer], _Stage], list[RankOutcome]],
         plans: Sequence[Plan],
         timeout_s: float,
         *,
@@ -182,21 +213,31 @@ class RankRunner:
         seat: Seat | None = None,
     ) -> list[RankOutcome]:
         """`measure` with a trainer for each plan, on groups that are gone afterwards however it ends."""
-        deadline = time.monotonic() + timeout_s
         trainers: list[Trainer] = []
         seat = replace(seat or self._seat, timeout_s=timeout_s)
         try:
             with ExitStack() as stack:
                 ways = [_way(plan, index) for index, plan in enumerate(plans)]
+                norm_ways = {_norm_way(plan) for plan in plans if needs_norm_group(self._workload, plan)}
                 groups = {
-                    way: stack.enter_context(self._open(way, timeout_s, traced=traced)) for way in sorted(set(ways))
+                    way: stack.enter_context(self._open(way, timeout_s, traced=traced))
+                    for way in sorted({*ways, *norm_ways})
                 }
+
+                def group_for(plan: Plan) -> dist.ProcessGroup:
+                    if (way := _way(plan, 0)) not in groups:
+                        groups[way] = stack.enter_context(self._open(way, timeout_s, traced=traced))
+                    return groups[way]
+
+                stage = _Stage(deadline=time.monotonic() + timeout_s, group_for=group_for)
                 try:
                     for plan, way in zip(plans, ways, strict=True):
-                        group = groups[way]
-                        trainers.append(Trainer(self._workload, plan, group, seat, seed=self._seed))
-                        del group
-                    return measure(trainers, deadline)
+                        norms = groups.get(_norm_way(plan))
+                        trainers.append(
+                            Trainer(self._workload, plan, groups[way], seat, seed=self._seed, norm_group=norms)
+                        )
+                        del norms
+                    return measure(trainers, stage)
                 finally:
                     error = sys.exception()
                     while trainers:
@@ -241,6 +282,11 @@ def _way(plan: Plan, index: int) -> Way:
     return plan.comm.transport, plan.comm.collective, plan.comm.servers, own
 
 
+def _norm_way(plan: Plan) -> Way:
+    """The group of BatchNorm's statistics, which trainers that take turns can share."""
+    return plan.comm.transport, "ring", (), -2
+
+
 def _parameters(trainer: Trainer) -> Tensor:
     """All of them in a row, up to date."""
     trainer.settle()
@@ -253,7 +299,7 @@ def _warm_up(trainer: Trainer, num_steps: int, deadline: float) -> None:
     _run(trainer, max(num_steps - 1, 0), deadline)
 
 
-def _run(trainer: Trainer, num_steps: int, deadline: float) -> tuple[float, list[Step]]:
+def _run(trainer: Trainer | SteeredTrainer, num_steps: int, deadline: float) -> tuple[float, list[Step]]:
     """That many steps, and the processor time of one."""
     cpu_s = time.process_time()
     steps = []

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import product
 
 from autotune.space import Space
-from workloads.plan import BatchPlan, Plan
+from workloads.plan import Plan
 
 Judge = Callable[[Plan], float]
 """Smaller is better; infinite where a plan cannot run."""
@@ -38,7 +38,7 @@ def moved(plan: Plan, space: Space) -> list[Plan]:
             changed = list(samples)
             changed[source] -= step
             changed[target] += step
-            plans.append(replace(plan, batch=BatchPlan(samples=tuple(changed))))
+            plans.append(replace(plan, batch=replace(plan.batch, samples=tuple(changed))))
     return plans
 
 

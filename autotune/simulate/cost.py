@@ -9,7 +9,7 @@ from workloads.cluster import Device
 from workloads.graph import Op, OpGraph
 
 
-def op_s(op: Op, device: Device, num_samples: int, *, backward: bool = False) -> float:
+def op_s(op: Op, device: Device, num_samples: float, *, backward: bool = False) -> float:
     """Seconds of one pass of `op` over `num_samples` on a device whose speed is stated."""
     assert device.flops_per_s is not None
     factor = op.backward_factor if backward else 1.0

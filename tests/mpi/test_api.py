@@ -86,3 +86,60 @@ def test_a_rank_that_fails_ends_the_script_on_all(tmp_path: Path) -> None:
     assert done.code != 0
     assert time.monotonic() - begun < 60
     assert "ValueError: out of luck" in done.err
+
+
+RESUMED = """
+import sys
+import torch
+from torch import nn
+from autotune.api import parallelize
+from workloads.plan import BatchPlan, CommPlan, Plan
+
+samples = tuple(int(count) for count in sys.argv[1].split(","))
+data = torch.utils.data.TensorDataset(torch.randn(50, 4, generator=torch.Generator().manual_seed(0)).double())
+
+
+def net():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 1)).double()
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def train(kept, until):
+    model, optimizer = net()
+    plan = Plan(batch=BatchPlan(samples=samples), comm=CommPlan(reducer="scheduled", crosses_steps=True))
+    with parallelize(model, optimizer, plan, sync_norm=True) as job:
+        if kept is not None:
+            model.load_state_dict(kept["model"])
+            optimizer.load_state_dict(kept["optimizer"])
+            job.load_state_dict(kept["job"])
+        for epoch in range(job.epoch, 3):
+            for (x,) in job.batches(data, epoch=epoch, num_workers=1):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+                if job.next_step in (2, 9) and len(samples) > 1:
+                    job.resplit(job.next_step + 1, {2: (1, 7), 9: (6, 2)}[job.next_step])
+                if job.next_step == until:
+                    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "job": job.state_dict()}
+    if job.rank == 0:
+        state = torch.cat([value.double().reshape(-1) for value in model.state_dict().values()])
+        sys.stdout.write(f"state: {float(state.norm())!r} {float(state.sum())!r}\\n")
+
+
+train(None, None)
+train(train(None, 10), None)
+"""
+
+
+@pytest.mark.mpi
+def test_splits_that_change_workers_norms_and_a_resumed_job_make_the_same_model(tmp_path: Path) -> None:
+    (tmp_path / "resumed.py").write_text(RESUMED)
+    found: list[list[float]] = []
+    for samples in ("8", "5,3"):
+        done = mpirun(samples.count(",") + 1, "resumed.py", samples, cwd=tmp_path)
+        assert done.code == 0, done.err
+        found += [[float(word) for word in line.split()[1:]] for line in done.out.splitlines() if "state:" in line]
+    assert len(found) == 4
+    for one in found[1:]:
+        assert one == pytest.approx(found[0], rel=1e-10)

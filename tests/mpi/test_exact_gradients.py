@@ -30,6 +30,22 @@ def test_any_split_gives_the_gradient_of_the_whole_batch(num_ranks: int, tmp_pat
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_any_split_gives_the_gradient_of_the_whole_batch_with_synchronised_norms(
+    num_ranks: int, tmp_path: Path
+) -> None:
+    done = mpirun(num_ranks, str(PROGRAM), "norms", cwd=tmp_path)
+    assert done.code == 0, done.err
+    cases = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
+    assert {(case["reducer"], case["transport"]) for case in cases} == {
+        ("bucketed", "gloo"),
+        ("ddp", "gloo"),
+        ("bucketed", "mpi"),
+    }
+    assert [case for case in cases if not case["error"] <= 1e-10] == []
+
+
+@pytest.mark.mpi
 @pytest.mark.slow
 def test_digits_reaches_the_same_accuracy_with_any_split(tmp_path: Path) -> None:
     done = mpirun(3, str(PROGRAM.parent / "digits_accuracy.py"), cwd=tmp_path)

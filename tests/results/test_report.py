@@ -15,6 +15,7 @@ from results.record import BEST, DDP_DEFAULT, DDP_TUNED, Comparison, Limit, Role
 from results.report import build_report, rank_mixes
 from results.report_data import Standing, SweepReport
 from results.stats import speedup
+from results.wording import local_norms_warning
 from tests.results import sample
 from workloads.cluster import load_cluster
 from workloads.errors import SpecError
@@ -298,6 +299,16 @@ def test_a_real_mix_is_labelled_as_measured() -> None:
     cluster = load_cluster("this-machine").for_ranks(4)
     report = build_report(dataclasses.replace(sample.info(), cluster=cluster), sample.records(), None, None)
     assert report.label == "measured on this machine"
+
+
+def test_norms_that_are_not_synchronised_are_a_warning() -> None:
+    info = sample.info()
+    info = dataclasses.replace(info, workload=dataclasses.replace(info.workload, num_local_norms=3))
+    (warning,) = set(build_report(info, sample.records(), sample.comparison(), BEST_FILE).warnings) - set(
+        usual().warnings
+    )
+    assert warning.startswith("3 BatchNorm layers take their statistics over each rank's own samples")
+    assert local_norms_warning(3, num_ranks=1) == local_norms_warning(0, num_ranks=4) == ""
 
 
 def test_importing_the_report_loads_nothing_heavy() -> None:

@@ -124,6 +124,19 @@ def test_equal_plans_have_equal_fingerprints_also_after_json() -> None:
     assert again.fingerprint() == plan().fingerprint()
 
 
+def test_norms_count_for_the_fingerprint_only_if_they_are_synchronised() -> None:
+    plain = Plan(batch=BatchPlan(samples=SAMPLES))
+    synchronised = Plan(batch=BatchPlan(samples=SAMPLES, sync_norm=True))
+    assert BatchPlan(samples=SAMPLES, sync_norm=False) == plain.batch
+    assert synchronised.fingerprint() != plain.fingerprint()
+    assert from_data(Plan, {"batch": {"samples": list(SAMPLES)}}, "plan") == plain
+
+
+def test_models_that_are_averaged_have_norms_of_their_own() -> None:
+    averaged = Plan(batch=BatchPlan(samples=SAMPLES, sync_norm=True), comm=CommPlan(reducer="averaged"))
+    assert refusal(averaged).endswith("set sync_norm to false, or use another reducer")
+
+
 def test_every_field_counts_for_the_fingerprint() -> None:
     variants = [
         plan(),

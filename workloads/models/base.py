@@ -40,6 +40,8 @@ class SupervisedWorkload:
     dtype: torch.dtype = torch.float32
     """Of the model and of the data. Both are drawn in float32 first, so that float64 starts from the same values."""
     min_samples: int = 1
+    sync_norm: bool = False
+    """Whether BatchNorm layers take their statistics over all ranks, whatever the plan says."""
 
     def model(self) -> nn.Module:
         """A freshly initialised model; the caller seeds torch first."""

@@ -2,7 +2,8 @@
 
 He et al., "Deep Residual Learning for Image Recognition" (2016): `small` and `large` have the layers of ResNet-18,
 `small` an eighth of its width. GroupNorm (Wu and He, 2018) is the default, because BatchNorm's statistics depend on how
-a global batch is divided among ranks, and then training with uneven batches cannot equal plain training.
+a global batch is divided among ranks, unless they are synchronised, and then training with uneven batches cannot equal plain
+training.
 """
 
 from __future__ import annotations
@@ -89,9 +90,16 @@ def resnet(size: ResNetSize, norm: Norm) -> nn.Sequential:
 def workload(
     *, size: str = "small", norm: str = "group", global_batch: int = 0, lr: float = 0.05, dtype: str = "float32"
 ) -> SupervisedWorkload:
-    """ResNet on synthetic images. `norm` is "group" or "batch"; `global_batch` 0 is the size's own."""
+    """ResNet on synthetic images. `norm` is "group", "batch", or "sync": "batch" with statistics over all ranks.
+
+    `global_batch` 0 is the size's own.
+    """
     row = chosen("size", size, SIZES)
-    norms: dict[str, Norm] = {"group": partial(nn.GroupNorm, row.num_groups), "batch": nn.BatchNorm2d}
+    norms: dict[str, Norm] = {
+        "group": partial(nn.GroupNorm, row.num_groups),
+        "batch": nn.BatchNorm2d,
+        "sync": nn.BatchNorm2d,
+    }
     build_model = partial(resnet, row, chosen("norm", norm, norms))
     made = image_workload(f"resnet-{size}", row, build_model, global_batch=global_batch, lr=lr, dtype=dtype)
-    return replace(made, min_samples=2 if norm == "batch" else 1)
+    return replace(made, min_samples=2 if norm == "batch" else 1, sync_norm=norm == "sync")

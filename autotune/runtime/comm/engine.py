@@ -40,7 +40,7 @@ class Engine(Exchange):
         self._reads: FirstReads | None = None
         self._parts: UnitOptimizers | None = None
         self._replaced: dict[str, Any] = {}
-        self._stalled_s = 0.0
+        self.stalled_s = 0.0
         self._stalls: list[tuple[float, float]] = []
         against = None if self.barrier_reason else reason_against(optimizer, list(model.parameters()))
         super().__init__(model, optimizer, plan, group, setting)
@@ -66,7 +66,7 @@ class Engine(Exchange):
 
     def sent(self) -> Sent:
         """What has landed since the last call, while recording, and how long forward passes have waited."""
-        stalled_s, self._stalled_s = self._stalled_s, 0.0
+        stalled_s, self.stalled_s = self.stalled_s, 0.0
         stalls, self._stalls = tuple(self._stalls), []
         return replace(super().sent(), stalls=stalls, stalled_s=stalled_s)
 
@@ -162,7 +162,7 @@ class Engine(Exchange):
         if not units:
             return
         seconds = self._wait(units, stage)
-        self._stalled_s += seconds
+        self.stalled_s += seconds
         self._setting.on_stall(seconds)
         if self._scheduler.recording:
             ended_s = time.perf_counter()

@@ -23,7 +23,6 @@ from torch.optim import Optimizer
 from autotune.runtime.comm.factors import Factors, factored_layers
 from autotune.runtime.comm.factory import UnitShape, make_codec
 from autotune.runtime.comm.grants import Grants
-from autotune.runtime.comm.initial_values import share_initial_values
 from autotune.runtime.comm.scheduler import Flight, Scheduler
 from autotune.runtime.comm.unit import Stage, Unit
 from autotune.runtime.reducer import Sent, sent_over
@@ -55,13 +54,15 @@ class Setting:
 
 
 class Exchange:
-    """Exchanges the gradients of `model` over `group` from the moment it is made, by all ranks together.
+    """Exchanges the gradients of `model`, whose values are the same on all ranks, over `group` from the moment it is made, by
+    all ranks together.
 
     Between its steps the model's gradients belong to it.
     """
 
     loss_scale = 1.0
     needs_backward = False
+    stalled_s = 0.0
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, plan: Plan, group: dist.ProcessGroup, setting: Setting
@@ -69,7 +70,6 @@ class Exchange:
         self.model, self._optimizer, self._setting, self._group = model, optimizer, setting, group
         self.weight = setting.weight
         """What this rank's gradient counts, in the steps that follow."""
-        share_initial_values(model, group)
         self.units = _make_units(model, plan, group, self._make_factors)
         self.buffer_bytes = sum(unit.codec.buffer_bytes(unit.flat) for unit in self.units)
         self._changed = threading.Condition()

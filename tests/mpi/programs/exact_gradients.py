@@ -1,6 +1,6 @@
 """Run by mpirun: the gradient of every split, reducer and transport against that of one process on the whole batch.
 
-Prints one JSON line per case from rank 0: {"workload", "dtype", "samples", "reducer", "transport", "error"}.
+`norms`: of a model whose BatchNorm layers are synchronised. Prints one JSON line per case from rank 0: {"workload", "dtype", "samples", "reducer", "transport", "error"}.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ def main() -> None:
     torch.set_num_threads(1)
     control = start_control()
     groups = Groups(control, load_cluster("this-machine").for_ranks(control.size))
-    for name in ("mlp-tiny", "gpt-tiny", "digits"):
-        for dtype in ("float32", "float64"):
-            workload = load_workload(name, {"dtype": dtype})
+    norms = sys.argv[1:] == ["norms"]
+    for name in ("resnet-tiny",) if norms else ("mlp-tiny", "gpt-tiny", "digits"):
+        for dtype in ("float64",) if norms else ("float32", "float64"):
+            workload = load_workload(name, {"dtype": dtype} | ({"norm": "sync"} if norms else {}))
             for plan in plans(workload.global_batch, control.size):
                 check(workload, dtype, plan, groups, control)
     control.share(None)

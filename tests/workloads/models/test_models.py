@@ -15,14 +15,14 @@ from torch.utils.data import TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from workloads.errors import MissingDependencyError, SpecError
-from workloads.models import digits, resnet
+from workloads.models import digits, resnet, text
 from workloads.models.base import SupervisedWorkload
 from workloads.registry import load_workload
 from workloads.workload import Workload
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SIZED = ("mlp", "vgg", "resnet", "gpt")
-SPECS = [*(f"{model}-{size}" for model in SIZED for size in ("tiny", "small")), "digits"]
+SPECS = [*(f"{model}-{size}" for model in SIZED for size in ("tiny", "small")), "digits", "text"]
 
 PARAMETERS = {
     "mlp-tiny": (2e3, 5e3),
@@ -38,6 +38,7 @@ PARAMETERS = {
     "gpt-small": (200e3, 400e3),
     "gpt-large": (124e6, 125e6),  # GPT-2 small: 124.4 M
     "digits": (30e3, 50e3),
+    "text": (100e3, 130e3),
 }
 FORWARD_FLOPS_PER_SAMPLE = {
     "vgg-tiny": (0.5e6, 1e6),
@@ -251,6 +252,34 @@ class TestDigits:
         monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
         with pytest.raises(MissingDependencyError, match=r"hetero-autotune\[data\]"):
             digits.workload().dataset()
+
+
+class TestText:
+    def test_learns_to_guess_text_it_has_not_seen(self) -> None:
+        workload = text.workload()
+        model = build(workload)
+        assert workload.accuracy(model) < 0.05
+        train(workload, model, num_steps=40)
+        assert model.training
+        assert workload.accuracy(model) > 0.15  # spaces alone are a seventh of English
+
+    def test_held_out_text_follows_what_is_trained_on(self) -> None:
+        workload = text.workload()
+        trained, held_out = (data.tensors[0].numel() for data in (workload.dataset(), workload.held_out))
+        assert held_out == pytest.approx(trained / 9, rel=0.01)
+        inputs, targets = workload.dataset().tensors
+        assert torch.equal(inputs[1:, 0], targets[:-1, -1])
+
+    def test_a_file_of_ones_own(self, tmp_path: Path) -> None:
+        (tmp_path / "own.txt").write_bytes(b"abcd" * 2000)
+        workload = load_workload("text", {"path": str(tmp_path / "own.txt")})
+        assert set(tensors(workload)[0].flatten().tolist()) == set(b"abcd")
+        with pytest.raises(SpecError, match="of 8000 bytes has 224 samples of 32 to train on"):
+            load_workload("text", {"path": str(tmp_path / "own.txt"), "global_batch": "500"})
+
+    def test_a_missing_file_is_named(self) -> None:
+        with pytest.raises(SpecError, match=r"cannot read 'nowhere.txt': No such file"):
+            load_workload("text", {"path": "nowhere.txt"})
 
 
 def test_the_example_is_a_workload_and_learns(monkeypatch: pytest.MonkeyPatch) -> None:

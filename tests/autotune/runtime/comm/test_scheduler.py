@@ -106,6 +106,7 @@ def test_everything_lands_whatever_the_order(size: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_no_deadlock_in_a_thousand_short_runs() -> None:
     def run(group: dist.ProcessGroup) -> None:
         for seed in range(1000):

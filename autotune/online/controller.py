@@ -1,0 +1,71 @@
+"""Retuning while training: from how every rank's steps go, when to go on by another plan, and by which.
+
+Samples follow the devices (`batch_controller`, after DBS), and how gradients travel follows the network (`comm_controller`,
+after AutoByte). What a step shows at once is how long each rank has computed; what it took in all is known one step later,
+and until then it is taken to have waited as long as the step before. Samples go first, since they can be told from one step;
+while they move, the network is not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from autotune.online.batch_controller import BatchController
+from autotune.online.comm_controller import CommController
+from profilers.step_stats import StepRow
+from results.decision import COMPUTE, NETWORK, REGRET, Decision
+from workloads.plan import Plan
+from workloads.split import Bounds
+
+
+class Controller:
+    """Decides for one training run; `decide` hears of every step, in order."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        limits: Bounds,
+        global_batch: int,
+        *,
+        comm: CommController | None = None,
+        on_decision: Callable[[Decision], None] = lambda _: None,
+    ) -> None:
+        """`comm`: if how gradients travel may change as well."""
+        self.plan = plan
+        """By which the next step goes."""
+        self.decisions: list[Decision] = []
+        self._on_decision = on_decision
+        self.comm = comm
+        self._batches = BatchController(limits, global_batch)
+        self._last: tuple[Plan, tuple[float, ...]] = plan, (0.0,)
+        """The step before: its plan, and how long each rank has computed."""
+        self._waited_s = 0.0
+
+    def decide(self, row: StepRow) -> Decision | None:
+        """What is different from the next step on, if anything."""
+        (plan_before, compute_before_s), self._last = self._last, (self.plan, row.compute_s)
+        if row.closed is None or row.samples != self.plan.batch.samples:
+            return None  # the first step, and the short last one of an epoch, are like no other
+        self._waited_s = max(max(stats.step_s for stats in row.closed) - max(compute_before_s), 0.0)
+        step_s = max(row.compute_s) + self._waited_s
+        self._batches.observe(row.step, self.plan.batch.samples, row.compute_s, step_s)
+        move = self._batches.propose(row.step)
+        if self.comm is not None:
+            self.comm.observe(plan_before, row.closed)
+        if move is not None:
+            plan = replace(self.plan, batch=replace(self.plan.batch, samples=move.samples))
+            kind = REGRET if move.predicted_gain < 0 else COMPUTE
+            return self._decided(row.step, plan, kind, move.predicted_gain, move.reason)
+        switch = self.comm.propose() if self.comm is not None and plan_before == self.plan else None
+        if switch is not None:
+            kind = REGRET if switch.is_regret else NETWORK
+            return self._decided(row.step, switch.plan, kind, switch.predicted_gain, switch.reason)
+        return None
+
+    def _decided(self, step: int, plan: Plan, kind: str, gain: float, reason: str) -> Decision:
+        self.plan = plan
+        decision = Decision(step=step + 1, plan=plan, kind=kind, predicted_gain=gain, reason=reason)
+        self.decisions.append(decision)
+        self._on_decision(decision)
+        return decision

@@ -1,0 +1,192 @@
+"""Windows and candidates as numbers, all of them without a unit: seconds are in multiples of the slowest rank's computing.
+
+Nothing depends on the order of ranks. A candidate's numbers include a rough guess of its step from the fitted network
+(autotune.online.rough_guess): the network then has to learn only where that is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, pstdev
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.online.known import Known
+from autotune.online.plan_shape import plan_shape
+from autotune.online.rough_guess import PlanTable, log_of, network_of
+from autotune.online.statistics import Window
+from workloads.plan import Plan
+
+Singles = NDArray[np.float32]
+
+FEATURES_VERSION = 1
+"""Other numbers, or the same in another order, are another version: weights belong to one."""
+
+_QUARTERS = (0.25, 0.5, 0.75)
+
+WINDOW_FEATURES = (
+    "step_log",
+    "wire_log",
+    "latency_log",
+    "communication_log",
+    "forward_share",
+    "forward_p95_log",
+    "backward_p95_log",
+    "slowest_over_mean_log",
+    "slowest_over_fastest_log",
+    "rank_spread",
+    "wait_mean",
+    "wait_least",
+    "wait_most",
+    "stalled_share",
+    "queue_log",
+    "flight_log",
+    "guess_error",
+    "world_log",
+    "is_mpi",
+    "is_nccl",
+    "links_known",
+    "shards_gain_log",
+    "message_known",
+    "message_log",
+    "codecs_known",
+    "tensors_log",
+    "bytes_log",
+    "largest_share",
+    *(f"sizes_{number}" for number in range(8)),
+    *(f"ready_{quarter}" for quarter in _QUARTERS),
+    *(f"needed_{quarter}" for quarter in _QUARTERS),
+    *(f"running_{name}" for name in ("scheduled", "crosses", "fifo", "shards", "messages_log", "ratio_log")),
+)
+
+CANDIDATE_FEATURES = (
+    "is_running",
+    "is_ddp",
+    "is_scheduled",
+    "crosses",
+    "is_fifo",
+    "is_shards",
+    "changes_collective",
+    "collective_gain_log",
+    "ratio_log",
+    "is_message_codec",
+    "num_rounds",
+    "codec_log",
+    "messages_log",
+    "messages_change_log",
+    "largest_log",
+    "credit_parts_log",
+    "credit_log",
+    "wire_log",
+    "latencies_log",
+    "busy_log",
+    "exposed_log",
+    "guess_log",
+    "guess_gain",
+    "guess_gain_overlapped",
+    "guess_gain_without_latency",
+)
+
+
+class Grid:
+    """Candidates with what of their numbers no window changes."""
+
+    def __init__(self, plans: Sequence[Plan], known: Known) -> None:
+        self.plans, self.known = tuple(plans), known
+        self._shapes = [plan_shape(plan, known.model) for plan in self.plans]
+        self._table = PlanTable(self.plans, self._shapes, known)
+
+    def numbers(self, seen: Window) -> tuple[Singles, Singles]:
+        """The window's numbers, and a row for each candidate."""
+        running = PlanTable([seen.plan], [plan_shape(seen.plan, self.known.model)], self.known)
+        network, unit_s = network_of(seen), seen.compute_s
+        compute_s = max(unit_s - float(running.codec_s[0]), 0.1 * unit_s)
+        before, after = (
+            table.guess(seen, running, network, compute_s, network.latency_s) for table in (running, self._table)
+        )
+        plain, overlapped = (
+            [table.guess(seen, running, network, compute_s, latency_s)["step"] for table, latency_s in tables]
+            for tables in (
+                [(running, 0.0), (self._table, 0.0)],
+                [(table, table.hidden_latency_s(seen)) for table in (running, self._table)],
+            )
+        )
+        rows = np.column_stack(
+            [
+                np.array([plan == seen.plan for plan in self.plans], np.float64),
+                self._table.flags,
+                self._table.is_shards != running.is_shards,
+                log_of(after["collective"]),
+                self._table.ratio_log,
+                self._table.is_message_codec,
+                self._table.num_rounds,
+                log_of(self._table.codec_s / unit_s),
+                self._table.messages_log,
+                self._table.messages_log - running.messages_log,
+                log_of(after["largest"] / unit_s),
+                self._table.credit_parts_log,
+                log_of(after["credit"] / unit_s),
+                log_of(after["wire"] / unit_s),
+                log_of(after["latencies"] / unit_s),
+                log_of((after["wire"] + after["latencies"]) / unit_s),
+                log_of(np.maximum(after["step"] - unit_s, 0.0) / unit_s),
+                log_of(after["step"] / unit_s),
+                np.log(before["step"] / after["step"]),
+                np.log(overlapped[0] / overlapped[1]),
+                np.log(plain[0] / plain[1]),
+            ]
+        )
+        return window_numbers(seen, running, float(before["step"][0])), rows.astype(np.float32)
+
+
+def window_numbers(seen: Window, running: PlanTable, guessed_s: float) -> Singles:
+    """The numbers of `WINDOW_FEATURES`, in their order."""
+    network, model, unit_s = network_of(seen), seen.known.model, seen.compute_s
+    computing = [rank.compute_s for rank in seen.computing]
+    waits = [rank.wait_share for rank in seen.ranks]
+    gain = seen.known.shards_gain
+    values = [
+        np.log(seen.step_s / unit_s),
+        log_of(model.total_bytes / network.bytes_per_s / unit_s),
+        log_of(network.latency_s / unit_s),
+        log_of(seen.communication_ratio),
+        fmean(rank.forward_s / rank.compute_s for rank in seen.computing),
+        fmean(_ratio_log(rank.forward_p95_s, rank.forward_s) for rank in seen.computing),
+        fmean(_ratio_log(rank.backward_p95_s, rank.backward_s) for rank in seen.computing),
+        np.log(unit_s / fmean(computing)),
+        np.log(unit_s / min(computing)),
+        pstdev(computing) / unit_s,
+        fmean(waits),
+        min(waits),
+        max(waits),
+        seen.stalled_share,
+        log_of(seen.queue_s / unit_s),
+        log_of(seen.flight_s / unit_s),
+        np.log(seen.step_s / guessed_s),
+        np.log(seen.world_size),
+        seen.transport == "mpi",
+        seen.transport == "nccl",
+        gain is not None,
+        np.log(gain or 1.0),
+        seen.known.message_s is not None,
+        log_of((seen.known.message_s or 0.0) / unit_s),
+        bool(seen.known.codec_s_per_byte),
+        np.log(max(len(model.sizes_bytes), 1)),
+        np.log(max(model.total_bytes, 1)) - 16,
+        model.largest_share,
+        *model.histogram(),
+        *(model.ready_share(moment) for moment in _QUARTERS),
+        *(model.needed_share(moment) for moment in _QUARTERS),
+        running.flags[0, 1],
+        running.flags[0, 2],
+        running.flags[0, 3],
+        running.flags[0, 4],
+        running.messages_log[0],
+        running.ratio_log[0],
+    ]
+    return np.array(values, np.float32)
+
+
+def _ratio_log(value: float, usual: float) -> float:
+    return float(np.log(value / usual)) if usual > 0 and value > 0 else 0.0

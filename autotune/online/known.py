@@ -1,0 +1,60 @@
+"""What is known of a job before its steps show anything: the model, and what profiles or the mix say of messages and links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autotune.online.model_sizes import ModelSizes
+from autotune.simulate.collectives import all_reduce_latency_s, all_reduce_loads
+from autotune.simulate.costs import Costs
+from workloads.cluster import Cluster
+from workloads.graph import OpGraph
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Known:
+    """What is known of a job beside what its steps show. Everything but the model may be unknown."""
+
+    model: ModelSizes
+    shards_gain: float | None = None
+    """How many times longer a ring takes per byte than shards on the links as they were stated or profiled."""
+    message_s: float | None = None
+    """What a collective takes however few its bytes, as profiled or as windows of other plans have shown."""
+    codec_s_per_byte: Mapping[str, float] = field(default_factory=dict)
+    """Encoding and decoding on the slowest rank, per byte of gradients, as profiled."""
+
+
+def known_of(graph: OpGraph, costs: Costs | None, transport: str) -> Known:
+    """All that a cost model says; of a job without one, the model alone."""
+    model = ModelSizes.of(graph)
+    if costs is None:
+        return Known(model=model)
+    overhead = costs.transports.get(transport)
+    latency_s = all_reduce_latency_s("ring", costs.cluster)
+    return Known(
+        model=model,
+        shards_gain=shards_gain(costs.cluster),
+        message_s=float(overhead.overhead(np.zeros(1))[0]) + latency_s if overhead is not None else latency_s or None,
+        codec_s_per_byte={
+            codec: float((costs.encode[codec].slope_s + costs.decode[codec].slope_s).max())
+            for codec in sorted(set(costs.encode) & set(costs.decode))
+        },
+    )
+
+
+def shards_gain(cluster: Cluster) -> float | None:
+    """How many times longer a ring takes per byte than shards; None where links are not stated."""
+    ring_s, shards_s = (seconds_per_byte(kind, cluster) for kind in ("ring", "shards"))
+    return ring_s / shards_s if ring_s > 0 and shards_s > 0 else None
+
+
+def seconds_per_byte(kind: str, cluster: Cluster) -> float:
+    """Of an all-reduce, on the link that takes longest; 0 where no link is stated."""
+    times = [0.0]
+    for load in all_reduce_loads(kind, cluster, 1.0):
+        if (link := cluster.hosts[load.host].link) is not None and len(cluster.hosts) > 1:
+            times += [load.up_bytes / link.up_bytes_per_s, load.down_bytes / link.down_bytes_per_s]
+    return max(times)

@@ -1,0 +1,55 @@
+"""What a training run needs to be retuned on the way: the controller, and what it learned in earlier runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from autotune.bench import Bench
+from autotune.job import Job
+from autotune.online.candidates import Candidates, candidates
+from autotune.online.comm_controller import CommController
+from autotune.online.controller import Controller
+from autotune.online.known import known_of
+from autotune.online.learning import Memory
+from autotune.online.meta_network import MetaNetwork
+from autotune.simulate.cost_model import cost_model
+from results.decision import Decision
+from results.store import safe_name
+from workloads.plan import Plan
+
+LEARNED_FOLDER = "learned"
+
+
+def make_controller(job: Job, bench: Bench, plan: Plan, on_decision: Callable[[Decision], None]) -> Controller:
+    """Follows devices and links, from what earlier runs of this workload on this mix have taught."""
+    cluster = bench.cluster
+    space = bench.space((1.0,) * len(cluster.devices), allow_lossy=job.allow_lossy)
+    costs = cost_model(bench.graph, cluster) if cluster.is_emulated else None
+    transport = plan.comm.transport
+
+    def offers(running: Plan) -> Candidates:
+        return candidates(space, running.batch.samples, transport=transport, also=[running])
+
+    comm = CommController(known_of(bench.graph, costs, transport), offers, load_memory(learned_file(job, bench)))
+    return Controller(plan, bench.limits, bench.info.global_batch, comm=comm, on_decision=on_decision)
+
+
+def learned_file(job: Job, bench: Bench) -> Path:
+    """Where what was learned is kept."""
+    return job.results / LEARNED_FOLDER / f"{safe_name(bench.info.name)}@{safe_name(bench.cluster.name)}.safetensors"
+
+
+def load_memory(path: Path) -> Memory:
+    """As the last run left it; before the first, the network that is shipped."""
+    if path.exists():
+        return Memory.of_bytes(path.read_bytes(), str(path))
+    return Memory(MetaNetwork.shipped())
+
+
+def save_memory(path: Path, memory: Memory) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(memory.to_bytes())
+    partial.replace(path)

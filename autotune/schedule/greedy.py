@@ -1,0 +1,85 @@
+"""Modulo schedules without a solver: blocks placed one by one on the circle, for graphs on which the solver takes too long.
+
+As in iterative modulo scheduling (Rau 1994), but without taking anything back: a block goes to the first free place after what it
+waits for, or to the snuggest within a period, beside what is there already, which leaves larger gaps. Several orders and both
+rules are tried for each period, from the bound upwards. Nothing is proven by failing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from autotune.schedule.grid import Grid
+from autotune.schedule.modulo import Repetend, is_repetend
+
+_GROWTH = 1.03
+
+
+def greedy_repetend(grid: Grid, low: int, high: int) -> Repetend | None:
+    """A repetend with a period above `low` and below `high`, as short as this finds."""
+    period = low + 1
+    while period < high:
+        for order in _orders(grid):
+            for snug in (False, True):
+                found = _place(grid, period, order, snug=snug)
+                if found is not None and is_repetend(grid, found):
+                    return found
+        period = max(period + 1, math.floor(period * _GROWTH))
+    return None
+
+
+def _orders(grid: Grid) -> Iterator[list[int]]:
+    """Level by level, and chain by chain."""
+    graph = grid.graph
+    yield list(graph.topological)
+    placed: dict[int, None] = {}
+    waiting = list(reversed(graph.topological))
+    while waiting:
+        block = waiting.pop()
+        if block in placed or any(source not in placed for source, _ in graph.before[block]):
+            continue
+        placed[block] = None
+        waiting += [other for other, before in enumerate(graph.before) if any(s == block for s, _ in before)]
+    yield list(placed)
+
+
+def _place(grid: Grid, period: int, order: list[int], *, snug: bool) -> Repetend | None:
+    busy: list[list[tuple[int, int]]] = [[] for _ in range(grid.graph.num_devices)]
+    starts = [0] * len(order)
+    for block in order:
+        ready = max((starts[source] + lag for source, lag in grid.edges[block]), default=0)
+        length = grid.times[block]
+        taken = [entry for device in grid.graph.blocks[block].devices for entry in busy[device]]
+        free = [moment for moment in _moments(ready, length, period, taken) if _is_free(moment, length, period, taken)]
+        if not free:
+            return None
+        best = min(free, key=lambda moment: (-_touches(moment, length, period, taken), moment)) if snug else min(free)
+        starts[block] = best
+        for device in grid.graph.blocks[block].devices:
+            busy[device].append((best % period, length))
+    return Repetend(period=period, starts=tuple(starts))
+
+
+def _moments(ready: int, length: int, period: int, taken: list[tuple[int, int]]) -> set[int]:
+    """As soon as it is ready, or right after or right before something, within a period."""
+    places = {ready}
+    for phase, other in taken:
+        places.add(ready + (phase + other - ready) % period)
+        places.add(ready + (phase - length - ready) % period)
+    return places
+
+
+def _is_free(moment: int, length: int, period: int, taken: list[tuple[int, int]]) -> bool:
+    return all(
+        (phase - moment) % period >= length and (moment - phase) % period >= other
+        for phase, other in taken
+        if length and other
+    )
+
+
+def _touches(moment: int, length: int, period: int, taken: list[tuple[int, int]]) -> int:
+    """On how many sides something is right beside it."""
+    after = any((phase - moment - length) % period == 0 for phase, _ in taken)
+    before = any((moment - phase - other) % period == 0 for phase, other in taken)
+    return after + before

@@ -1,0 +1,162 @@
+"""One step of one rank in 78 bytes: what retuning while training needs to know of it, small enough to be sent every step.
+
+Of what was sent only sums are kept. Bandwidth and latency are fitted from sums as well as from a list: a line t = a + b/B
+through (bytes, seconds) needs n, Σb, Σt, Σb² and Σbt. The seconds of a part are its *service*: from when it was posted,
+or from when the part before it landed if that was later. Parts under way together share a link, and from posting to
+landing each would seem as slow as all of them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+from workloads.errors import SpecError
+
+_FORMAT = struct.Struct("<HIII8f4d")
+"""Seconds in single precision; sums of squares in double: a fit takes differences of them."""
+PACKED_BYTES = _FORMAT.size
+
+
+class Part(NamedTuple):
+    """One collective as a rank saw it, moments on any one clock."""
+
+    num_bytes: float
+    """On the wire."""
+    ready_s: float
+    """When the rank had what is sent."""
+    posted_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartSums:
+    """Sums over the parts that landed in a step."""
+
+    num_parts: int = 0
+    flight_s: float = 0.0
+    """From posting to landing."""
+    queue_s: float = 0.0
+    """From being ready to being posted."""
+    num_bytes: float = 0.0
+    service_s: float = 0.0
+    square_bytes: float = 0.0
+    """Σb²."""
+    byte_seconds: float = 0.0
+    """Σbt, t being the service."""
+
+    @classmethod
+    def of(cls, parts: Iterable[Part]) -> Self:
+        """Sums of the parts of one rank, in any order."""
+        ordered = sorted(parts, key=lambda part: (part.end_s, part.posted_s))
+        flight_s = queue_s = num_bytes = service_s = square_bytes = byte_seconds = 0.0
+        landed_s = float("-inf")
+        for part in ordered:
+            seconds = part.end_s - max(part.posted_s, landed_s)
+            landed_s = part.end_s
+            flight_s += part.end_s - part.posted_s
+            queue_s += max(part.posted_s - part.ready_s, 0.0)
+            num_bytes += part.num_bytes
+            service_s += seconds
+            square_bytes += part.num_bytes**2
+            byte_seconds += part.num_bytes * seconds
+        return cls(
+            num_parts=len(ordered),
+            flight_s=flight_s,
+            queue_s=queue_s,
+            num_bytes=num_bytes,
+            service_s=service_s,
+            square_bytes=square_bytes,
+            byte_seconds=byte_seconds,
+        )
+
+    def __add__(self, other: PartSums) -> PartSums:
+        """Of both together."""
+        return PartSums(**{name: getattr(self, name) + getattr(other, name) for name in PartSums.__slots__})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepStats:
+    """One training step of one rank."""
+
+    rank: int
+    step: int
+    samples: int
+    step_s: float
+    compute_s: float
+    """The step without waiting."""
+    forward_s: float
+    """Without waiting for parameters."""
+    backward_s: float
+    wait_s: float
+    """For gradients after backward and, where steps cross, for parameters in the forward pass."""
+    stalled_s: float = 0.0
+    """Of that, for parameters in the forward pass."""
+    parts: PartSums = PartSums()
+
+    def pack(self) -> bytes:
+        """`PACKED_BYTES` of them."""
+        parts = self.parts
+        return _FORMAT.pack(
+            self.rank,
+            self.step,
+            self.samples,
+            parts.num_parts,
+            self.step_s,
+            self.compute_s,
+            self.forward_s,
+            self.backward_s,
+            self.wait_s,
+            self.stalled_s,
+            parts.flight_s,
+            parts.queue_s,
+            parts.num_bytes,
+            parts.service_s,
+            parts.square_bytes,
+            parts.byte_seconds,
+        )
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Self:
+        """What `pack` made, to single precision."""
+        if len(packed) != PACKED_BYTES:
+            raise SpecError(
+                f"a packed step has {len(packed)} bytes but must have {PACKED_BYTES}: run the same version on every rank"
+            )
+        rank, step, samples, num_parts, *seconds = _FORMAT.unpack(packed)
+        step_s, compute_s, forward_s, backward_s, wait_s, stalled_s, flight_s, queue_s, *sums = seconds
+        num_bytes, service_s, square_bytes, byte_seconds = sums
+        return cls(
+            rank=rank,
+            step=step,
+            samples=samples,
+            step_s=step_s,
+            compute_s=compute_s,
+            forward_s=forward_s,
+            backward_s=backward_s,
+            wait_s=wait_s,
+            stalled_s=stalled_s,
+            parts=PartSums(
+                num_parts=num_parts,
+                flight_s=flight_s,
+                queue_s=queue_s,
+                num_bytes=num_bytes,
+                service_s=service_s,
+                square_bytes=square_bytes,
+                byte_seconds=byte_seconds,
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRow:
+    """A step as all ranks have just computed it, by rank."""
+
+    step: int
+    samples: tuple[int, ...]
+    compute_s: tuple[float, ...]
+    """Forward and backward pass of each, without waiting."""
+    closed: tuple[StepStats, ...] | None
+    """How the step before ended on each; None before the second step."""

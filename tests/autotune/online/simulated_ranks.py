@@ -1,0 +1,76 @@
+"""Ranks whose times are made up, and a loop that does what a controller says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from autotune.online.batch_controller import BatchController, Move
+from workloads.split import Bounds, RankCost, balanced, bounds, even
+
+Speeds = Callable[[int], Sequence[float]]
+"""Samples per second of each rank in a step."""
+
+
+@dataclass
+class Job:
+    """A job on simulated ranks: true times, what is reported of them, and what came of it."""
+
+    speeds: Speeds
+    total: int = 64
+    fixed_s: float = 0.0
+    comm_s: float = 0.1
+    noise: float = 0.0
+    reported: Callable[[int, int], float] = lambda rank, step: 1.0
+    """What a rank says of its time, as a share of it."""
+    slow_steps: dict[tuple[int, int], float] = field(default_factory=dict)
+    """(step, rank) -> how many times as long it takes."""
+    limits: Bounds | None = None
+    delay: int = 2
+    """Steps from a proposal to its effect."""
+    every: int = 1
+    seed: int = 0
+    moves: list[tuple[int, Move]] = field(default_factory=list)
+    splits: list[tuple[int, ...]] = field(default_factory=list)
+    compute_s: list[list[float]] = field(default_factory=list)
+    """True ones, without noise."""
+
+    def run(self, num_steps: int) -> Job:
+        generator = random.Random(self.seed)
+        num_ranks = len(self.speeds(0))
+        limits = self.limits or bounds(num_ranks, self.total)
+        controller = BatchController(limits, self.total)
+        samples, coming = even(self.total, limits), {}
+        for step in range(num_steps):
+            samples = coming.pop(step, samples)
+            speeds = self.speeds(step)
+            true = [self.fixed_s + count / speed for count, speed in zip(samples, speeds, strict=True)]
+            took = [
+                seconds * max(generator.gauss(1, self.noise), 0.5) * self.slow_steps.get((step, rank), 1.0)
+                for rank, seconds in enumerate(true)
+            ]
+            said = [seconds * self.reported(rank, step) for rank, seconds in enumerate(took)]
+            self.splits.append(samples)
+            self.compute_s.append(true)
+            controller.observe(step, samples, said, max(took) + self.comm_s)
+            if step % self.every == 0 and (move := controller.propose(step)) is not None:
+                self.moves.append((step, move))
+                coming[step + self.delay] = move.samples
+        return self
+
+    def imbalance(self, step: int) -> float:
+        times = self.compute_s[step]
+        return max(times) / (sum(times) / len(times)) - 1
+
+    def least_imbalance(self) -> float:
+        """Of the exact optimum in whole samples, for the speeds of the first step."""
+        speeds = self.speeds(0)
+        costs = [RankCost(fixed_s=self.fixed_s, per_sample_s=1 / speed) for speed in speeds]
+        split = balanced(costs, self.total, bounds(len(speeds), self.total))
+        times = [self.fixed_s + count / speed for count, speed in zip(split, speeds, strict=True)]
+        return max(times) / (sum(times) / len(times)) - 1 + 1e-9
+
+    def of_ideal(self, step: int) -> float:
+        """Throughput as a share of what all ranks' speeds together would give."""
+        return self.total / max(self.compute_s[step]) / sum(self.speeds(step))

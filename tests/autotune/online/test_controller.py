@@ -1,0 +1,159 @@
+"""The controller on the shipped traces: devices as the cost model has them, times with noise, words one step later."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+
+from autotune.bench import capture_workload
+from autotune.online.controller import Controller
+from autotune.simulate.cost import compute_s
+from profilers.step_stats import StepRow, StepStats
+from workloads.cluster import Cluster, load_cluster
+from workloads.graph import OpGraph
+from workloads.plan import BatchPlan, Plan
+from workloads.registry import load_workload
+from workloads.split import RankCost, balanced, bounds
+from workloads.trace import ChangingMix
+from workloads.trace_file import load_trace
+
+TOTAL, WAIT_S = 64, 0.006
+LIMITS = bounds(4, TOTAL)
+Split = tuple[int, ...]
+
+
+@cache
+def graph() -> OpGraph:
+    return capture_workload(load_workload("vgg", {}), 0)
+
+
+@cache
+def best_split(mix: Cluster) -> Split:
+    lines = []
+    for device in mix.devices:
+        one, many = (compute_s(graph(), device, count) for count in (1, 33))
+        lines.append(RankCost(fixed_s=one - (many - one) / 32, per_sample_s=(many - one) / 32))
+    return balanced(lines, TOTAL, LIMITS)
+
+
+@dataclass
+class World:
+    """Steps of one trace, with their noise."""
+
+    mixes: list[Cluster]
+    noise: list[list[float]]
+
+    def compute_s(self, step: int, samples: Split) -> list[float]:
+        devices = self.mixes[step].devices
+        return [
+            compute_s(graph(), device, count) * factor
+            for device, count, factor in zip(devices, samples, self.noise[step], strict=True)
+        ]
+
+    def total_s(self, splits: list[Split]) -> float:
+        return sum(max(self.compute_s(step, split)) + WAIT_S for step, split in enumerate(splits))
+
+    def best_static_s(self) -> float:
+        return min(self.total_s([split] * len(self.mixes)) for split in {best_split(mix) for mix in self.mixes})
+
+    def clairvoyant_s(self) -> float:
+        return self.total_s([best_split(mix) for mix in self.mixes])
+
+
+def world(trace: str, *, num_steps: int = 160, noise: float = 0.01, hiccup_every: int = 0) -> World:
+    draw = random.Random(1)
+    mixes = ChangingMix(load_cluster("mixed4"), load_trace(trace)).course([1.0] * num_steps)
+    factors = [[1 + abs(draw.gauss(0, noise)) for _ in range(4)] for _ in mixes]
+    if hiccup_every:
+        for step in range(hiccup_every, num_steps, hiccup_every):
+            factors[step][draw.randrange(4)] *= 3
+    return World(mixes, factors)
+
+
+def run(found: World, *, lie: dict[int, float] | None = None) -> tuple[float, Controller]:
+    """The time that all steps take together. `lie`: rank -> share of its time that it reports."""
+    start = Plan(batch=BatchPlan(samples=best_split(load_cluster("mixed4"))))
+    controller = Controller(start, LIMITS, TOTAL)
+    samples, spent_s, before = start.batch.samples, 0.0, None
+    for step in range(len(found.mixes)):
+        took = found.compute_s(step, samples)
+        step_s = max(took) + WAIT_S
+        said = tuple(seconds * (lie or {}).get(rank, 1.0) for rank, seconds in enumerate(took))
+        row = StepRow(step=step, samples=samples, compute_s=said, closed=before)
+        before = tuple(
+            StepStats(rank=rank, step=step, samples=0, step_s=step_s, compute_s=0, forward_s=0, backward_s=0, wait_s=0)
+            for rank in range(4)
+        )
+        decision = controller.decide(row)
+        spent_s += step_s
+        if decision is not None:
+            samples = decision.plan.batch.samples
+    return spent_s, controller
+
+
+@pytest.mark.parametrize(("trace", "num_steps"), [("busy-neighbour", 160), ("random-walk", 400), ("speed-drift", 200)])
+def test_most_of_what_one_who_knows_the_trace_gains_is_gained(trace: str, num_steps: int) -> None:
+    found = world(trace, num_steps=num_steps)
+    static_s, known_s = found.best_static_s(), found.clairvoyant_s()
+    spent_s, _ = run(found)
+    assert static_s / known_s > 1.05
+    assert static_s / spent_s - 1 >= 0.9 * (static_s / known_s - 1)
+
+
+def test_a_rotating_neighbour_is_followed_in_one_step() -> None:
+    spent_s, controller = run(world("busy-neighbour"))
+    assert [step for step in (41, 81, 121) if step in [decision.step for decision in controller.decisions]] == [
+        41,
+        81,
+        121,
+    ]
+    assert world("busy-neighbour").best_static_s() / spent_s > 1.2
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.003, 0.02, 0.05])
+@pytest.mark.parametrize("trace", ["steady", "link-drop", "bandwidth-swing"])
+def test_where_no_device_changes_nothing_is_lost(trace: str, noise: float) -> None:
+    found = world(trace, noise=noise)
+    spent_s, _ = run(found)
+    assert found.best_static_s() / spent_s > 0.99
+
+
+def test_hiccups_cost_little() -> None:
+    found = world("steady", hiccup_every=25)
+    spent_s, _ = run(found)
+    assert found.best_static_s() / spent_s > 0.95
+
+
+@pytest.mark.parametrize("liar", [0, 1, 3])
+def test_a_rank_that_reports_half_its_time_is_not_believed_for_long(liar: int) -> None:
+    found = world("steady", num_steps=300)
+    spent_s, _ = run(found, lie={liar: 0.5})
+    assert found.best_static_s() / spent_s > 0.95
+
+
+def test_neighbours_that_come_and_go_in_time_with_the_controller_cost_little() -> None:
+    """A rank three times slower in every other step, every other pair, and so on."""
+    for period in range(1, 8):
+        found = world("steady", num_steps=200)
+        for step in range(200):
+            if (step // period) % 2:
+                found.noise[step][0] *= 3
+        static_s = min(found.total_s([split] * 200) for split in _splits())
+        spent_s, _ = run(found)
+        assert static_s / spent_s > 0.95, (period, static_s / spent_s)
+
+
+def _splits() -> set[Split]:
+    """From rank 0 as fast as stated to three times slower."""
+    mixes = ChangingMix(load_cluster("mixed4"), load_trace("busy-neighbour")).course([1.0] * 160)
+    fast, slow = best_split(mixes[0]), best_split(mixes[45])
+    found = set()
+    for part in range(11):
+        first = round(fast[0] + (slow[0] - fast[0]) * part / 10)
+        rest = [fast[rank] + (slow[rank] - fast[rank]) * part / 10 for rank in range(1, 4)]
+        counts = [round(count) for count in rest]
+        found.add((TOTAL - sum(counts), *counts) if TOTAL - sum(counts) >= 1 else (first, *counts))
+    return found

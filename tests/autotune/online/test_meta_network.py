@@ -1,0 +1,166 @@
+"""The network that guesses what candidates are worth: the same guess every time, none before it has learned, better with cases."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib.resources import files
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save
+
+from autotune.online.features import CANDIDATE_FEATURES, FEATURES_VERSION, WINDOW_FEATURES, Grid
+from autotune.online.learning import Batch, Case, Memory, pretrain
+from autotune.online.meta_network import CARD, SHIPPED, Guess, MetaNetwork, features_card
+from tests.autotune.online.jobs import make_simulated, offered, seen
+from tests.autotune.simulate.test_closed_forms import MB
+from workloads.errors import SpecError
+
+WEIGHTS = files("autotune.online") / "weights"
+
+
+def numbers_of(speed=1 * MB, running=0):
+    """A window's numbers, those of all candidates, and what they are worth."""
+    found = offered()
+    plan = found.plans[running]
+    simulator = make_simulated(speed)
+    step_s = np.array([simulator.step_s(candidate) for candidate in found.plans])
+    observed = seen(plan, speed)
+    return *Grid(found.plans, observed.known).numbers(observed), np.log(step_s[running] / step_s)
+
+
+def test_guesses_are_deterministic():
+    window, rows, _ = numbers_of()
+    for make in (MetaNetwork.shipped, lambda: MetaNetwork.cold(3)):
+        first, second = make().guess(window, rows), make().guess(window, rows)
+        assert np.array_equal(first.mean, second.mean)
+        assert np.array_equal(first.spread, second.spread)
+
+
+def test_a_candidate_is_guessed_alike_in_any_company():
+    window, rows, _ = numbers_of()
+    network = MetaNetwork.shipped()
+    assert network.guess(window, rows).mean[5:6] == pytest.approx(network.guess(window, rows[5:6]).mean, abs=1e-5)
+
+
+def test_a_cold_network_says_that_it_does_not_know():
+    window, rows, _ = numbers_of()
+    guess = MetaNetwork.cold(0).guess(window, rows)
+    assert not any(guess.knows(index) for index in range(len(rows)))
+    assert guess.pick(running=4, default=0) == 0
+
+
+def test_what_is_not_sure_to_gain_is_left_alone():
+    mean, spread = np.array([0.0, 0.0, 0.10, 0.20]), np.array([0.01, 0.01, 0.02, 0.30])
+    assert Guess(mean=mean, spread=spread).pick(running=1, default=0) == 2
+    assert Guess(mean=mean, spread=spread).pick(running=1, default=0, min_gain=0.2) == 1
+    assert Guess(mean=mean, spread=spread).pick(running=1, default=0, doubt=0.0) == 3
+
+
+@pytest.mark.parametrize("speed", [0.2 * MB, 1 * MB, 20 * MB])
+def test_the_shipped_network_finds_a_good_plan_for_a_job_it_has_never_seen(speed):
+    """Judged by the plan it would run. Messages are free here, so most of the plans tie and their order says little."""
+    window, rows, worth = numbers_of(speed)
+    guess = MetaNetwork.shipped().guess(window, rows)
+    assert worth.max() - worth[guess.mean.argmax()] < 0.1
+
+
+def test_the_shipped_weights_match_their_card():
+    card = json.loads((WEIGHTS / CARD).read_text(encoding="utf-8"))
+    assert card["features"] == features_card()
+    assert card["features_version"] == FEATURES_VERSION
+    assert card["window_features"] == list(WINDOW_FEATURES)
+    assert card["candidate_features"] == list(CANDIDATE_FEATURES)
+    assert card["data"]["runs"] >= 20_000
+    assert {"grades", "date", "command"} <= set(card)
+    assert MetaNetwork.shipped().tensors["row_first"].shape[1] == len(CANDIDATE_FEATURES)
+
+
+def test_weights_of_other_features_are_one_clear_message():
+    others = save(
+        MetaNetwork.cold().tensors, metadata={"card": json.dumps(features_card() | {"features_version": "0"})}
+    )
+    with pytest.raises(SpecError, match=r"old.safetensors holds .*features_version': '0'.*nox -s pretrain"):
+        MetaNetwork.of_bytes(others, "old.safetensors")
+
+
+def test_a_torn_file_is_one_clear_message():
+    torn = (WEIGHTS / SHIPPED).read_bytes()[:1000]
+    with pytest.raises(SpecError, match="no safetensors file"):
+        MetaNetwork.of_bytes(torn, "torn.safetensors")
+
+
+def shifted_cases(count):
+    """A network on which schedules are worth less than ever simulated: what was measured is half the gain, and some loss."""
+    window, rows, worth = numbers_of()
+    network = MetaNetwork.shipped()
+    guess = network.guess(window, rows)
+    order = np.random.default_rng(0).permutation(len(rows))
+    return [
+        Case(window=window, row=rows[index], predicted=guess.mean[index], measured=worth[index] / 2 - 0.2)
+        for index in order[:count]
+    ], order[count:]
+
+
+def test_fine_tuning_follows_a_network_that_is_not_as_simulated():
+    """A quarter of the candidates are measured; of the others the guesses become better too."""
+    window, rows, worth = numbers_of()
+    cases, others = shifted_cases(len(rows) // 4)
+    memory = Memory(MetaNetwork.shipped(), seed=1)
+    before = np.abs(memory.network.guess(window, rows).mean - (worth / 2 - 0.2))[others].mean()
+    for case in cases:
+        memory.learn(case)
+    after = np.abs(memory.network.guess(window, rows).mean - (worth / 2 - 0.2))[others].mean()
+    assert after < before / 2
+    assert memory.error() == pytest.approx(np.mean([abs(case.predicted - case.measured) for case in cases]))
+
+
+def test_fine_tuning_does_not_touch_the_network_it_began_with():
+    cases, _ = shifted_cases(2)
+    network = MetaNetwork.shipped()
+    Memory(network).learn(cases[0])
+    assert torch.equal(network.tensors["last"], MetaNetwork.shipped().tensors["last"])
+
+
+def test_what_was_learned_is_kept_and_goes_on_alike():
+    """Interrupted and loaded, or in one go: the same weights."""
+    cases, _ = shifted_cases(4)
+    in_one_go, first_half = Memory(MetaNetwork.shipped(), seed=5), Memory(MetaNetwork.shipped(), seed=5)
+    for case in cases:
+        in_one_go.learn(case)
+    for case in cases[:2]:
+        first_half.learn(case)
+    resumed = Memory.of_bytes(first_half.to_bytes(), "kept")
+    assert len(resumed.cases) == 2
+    for case in cases[2:]:
+        resumed.learn(case)
+    assert resumed.to_bytes() == in_one_go.to_bytes()
+
+
+def test_weights_alone_are_a_memory_without_cases():
+    memory = Memory.of_bytes((WEIGHTS / SHIPPED).read_bytes(), SHIPPED)
+    assert not memory.cases
+    assert memory.num_learned == 0
+
+
+def test_a_cold_network_learns_from_cases_alone():
+    window, rows, _ = numbers_of()
+    cases, _ = shifted_cases(20)
+    memory = Memory(MetaNetwork.cold(2), seed=2)
+    before = memory.network.guess(window, rows).spread.mean()
+    for case in cases:
+        memory.learn(replace(case, measured=0.1))
+    after = memory.network.guess(window, rows)
+    assert np.abs(after.mean - 0.1).mean() < 0.1
+    assert after.spread.mean() < before
+
+
+def test_pretraining_is_deterministic():
+    window, rows, worth = numbers_of()
+    data = Batch.of(
+        [Case(window=window, row=row, predicted=0.0, measured=gain) for row, gain in zip(rows, worth, strict=True)]
+    )
+    first, second = (pretrain(data, seed=4, epochs=2, batch_size=32) for _ in range(2))
+    assert first.to_bytes() == second.to_bytes()

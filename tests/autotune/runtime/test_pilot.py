@@ -1,0 +1,107 @@
+"""Every rank hears the same word before every step, from one who has heard all of them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from autotune.runtime.mpi_group import PeerLostError
+from autotune.runtime.pilot import Pilot, Report
+from profilers.step_stats import StepRow, StepStats
+from results.decision import COMPUTE, Decision
+from tests.gloo_ranks import on_ranks
+from workloads.plan import BatchPlan, Plan
+
+
+def plan(step: int) -> Plan:
+    return Plan(batch=BatchPlan(samples=(step, 10 - step)))
+
+
+def closed(rank: int, step: int) -> StepStats:
+    return StepStats(
+        rank=rank, step=step, samples=5, step_s=1.0, compute_s=0.5, forward_s=0.2, backward_s=0.3, wait_s=0.5
+    )
+
+
+def report(rank: int, step: int) -> Report:
+    return Report(step=step, samples=5, compute_s=rank + step / 8, closed=closed(rank, step - 1) if step else None)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_all_ranks_hear_the_same_words_in_every_step(size: int) -> None:
+    rows: list[StepRow] = []
+
+    def decide(row: StepRow) -> Decision | None:
+        rows.append(row)
+        if row.step % 3:
+            return None
+        return Decision(step=row.step + 1, plan=plan(row.step), kind=COMPUTE, reason="a third")
+
+    def run(group: dist.ProcessGroup) -> list[Plan | None]:
+        pilot = Pilot(group, decide if group.rank() == 0 else None, timeout_s=10)
+        heard = []
+        for step in range(8):
+            heard.append(pilot.word(step))
+            time.sleep(0.002 * group.rank() * (step % 2))
+            pilot.report(report(group.rank(), step))
+        group.barrier(dist.BarrierOptions()).wait()
+        pilot.close()
+        return heard
+
+    words = [plan(step - 1) if step % 3 == 1 else None for step in range(8)]
+    assert on_ranks(size, run) == [words] * size
+    assert [row.compute_s for row in rows] == [tuple(rank + step / 8 for rank in range(size)) for step in range(8)]
+    assert rows[0].closed is None
+    assert rows[1].closed is not None
+    assert [stats.rank for stats in rows[1].closed] == list(range(size))
+
+
+def test_a_rank_that_is_gone_ends_the_wait_of_the_others() -> None:
+    def run(group: dist.ProcessGroup) -> Any:
+        pilot = Pilot(group, (lambda _: None) if group.rank() == 0 else None, timeout_s=10)
+        group.barrier(dist.BarrierOptions()).wait()
+        if group.rank() == 2:
+            pilot.close()
+            return None
+        pilot.report(report(group.rank(), 0))
+        try:
+            pilot.word(1)
+        finally:
+            pilot.close()
+
+    found = on_ranks(3, run)
+    assert isinstance(found[0], PeerLostError)
+    assert "rank 2 is gone" in str(found[0])
+    assert isinstance(found[1], PeerLostError)
+
+
+def test_training_goes_on_if_the_one_who_decides_fails() -> None:
+    calls = []
+
+    def decide(row: StepRow) -> Decision | None:
+        calls.append(row.step)
+        raise ValueError("no idea")
+
+    def run(group: dist.ProcessGroup) -> tuple[list[Plan | None], str]:
+        pilot = Pilot(group, decide if group.rank() == 0 else None, timeout_s=10)
+        heard = []
+        for step in range(3):
+            heard.append(pilot.word(step))
+            pilot.report(report(group.rank(), step))
+        group.barrier(dist.BarrierOptions()).wait()
+        pilot.close()
+        return heard, pilot.trouble
+
+    assert on_ranks(2, run) == [([None] * 3, "ValueError: no idea"), ([None] * 3, "")]
+    assert calls == [0]
+
+
+def test_a_step_costs_less_than_two_kilobytes_on_eight_ranks() -> None:
+    """Framing is four bytes a message."""
+    import json
+
+    told = len(json.dumps(report(7, 10_000_000).as_message())) + 4
+    assert 7 * (told + len(json.dumps([10_000_001, None])) + 4) < 2000

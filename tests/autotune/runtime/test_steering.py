@@ -1,0 +1,92 @@
+"""Plans that change on the way: training stays what it is, whatever it goes by."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from autotune.runtime.pilot import Pilot
+from autotune.runtime.steering import SteeredTrainer
+from autotune.runtime.trainer import Seat, Trainer
+from profilers.step_stats import StepRow
+from results.decision import COMPUTE, Decision
+from tests.gloo_ranks import on_ranks
+from workloads.cluster import Device
+from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
+from workloads.registry import load_workload
+
+NUM_STEPS = 14
+TOTAL = load_workload("mlp-tiny", {}).global_batch
+FIRST = Plan(batch=BatchPlan(samples=(TOTAL // 2, TOTAL - TOTAL // 2)), comm=CommPlan(bucket_bytes=4096))
+CROSSING = CommPlan(reducer="scheduled", partition_bytes=3000, credit_bytes=9000, crosses_steps=True)
+
+
+def uneven(plan: Plan, first: int) -> Plan:
+    return replace(plan, batch=BatchPlan(samples=(first, TOTAL - first)))
+
+
+SCRIPT = {
+    2: uneven(FIRST, 3),
+    4: replace(uneven(FIRST, 3), comm=CROSSING),
+    7: replace(uneven(FIRST, TOTAL - 1), comm=CROSSING),
+    8: replace(uneven(FIRST, 5), comm=replace(CROSSING, partition_bytes=700), compression=CompressionPlan()),
+    10: replace(uneven(FIRST, 6), comm=CommPlan(reducer="ddp")),
+    12: uneven(FIRST, 2),
+}
+
+
+def by_script(row: StepRow) -> Decision | None:
+    plan = SCRIPT.get(row.step + 1)
+    return None if plan is None else Decision(step=row.step + 1, plan=plan, kind=COMPUTE, reason="the script")
+
+
+class SameStart:
+    """A workload whose models all begin with the same values, on ranks that share one random generator."""
+
+    def __init__(self) -> None:
+        self._real = load_workload("mlp-tiny", {"dtype": "float64"})
+        self._model = self._real.model()
+
+    def model(self) -> torch.nn.Module:
+        return copy.deepcopy(self._model)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def trained(group: dist.ProcessGroup, decide: Callable[[StepRow], Decision | None] | None) -> tuple[Tensor, list[int]]:
+    seat = Seat(rank=group.rank(), device=Device(name="cpu"), torch_device=torch.device("cpu"), timeout_s=20)
+    trainer = Trainer(WORKLOAD, FIRST, group, seat, seed=3)  # type: ignore[arg-type]
+    counts = []
+    with ExitStack() as leaving:
+        stepper: Trainer | SteeredTrainer = trainer
+        if decide is not None:
+            pilot = Pilot(group, decide if group.rank() == 0 else None, timeout_s=20)
+            stepper = SteeredTrainer(trainer, pilot, lambda _plan: group)
+            leaving.callback(stepper.close)
+        counts = [stepper.step().num_samples for _ in range(NUM_STEPS)]
+        trainer.settle()
+    parameters = torch.cat([parameter.detach().reshape(-1).clone() for parameter in trainer.model.parameters()])
+    group.barrier(dist.BarrierOptions()).wait()
+    trainer.close()
+    return parameters, counts
+
+
+WORKLOAD = SameStart()
+
+
+def test_training_by_changing_plans_is_plain_training() -> None:
+    plain = on_ranks(2, lambda group: trained(group, None))
+    steered = on_ranks(2, lambda group: trained(group, by_script))
+    for (expected, _), (found, counts) in zip(plain, steered, strict=True):
+        assert float((found - expected).norm() / expected.norm()) < 1e-10
+        assert len(counts) == NUM_STEPS
+    firsts = [count for _, (_, counts) in zip(plain, steered, strict=True) for count in counts][:NUM_STEPS]
+    assert firsts == [TOTAL // 2] * 2 + [3] * 5 + [TOTAL - 1] + [5] * 2 + [6] * 2 + [2] * 2
