@@ -208,13 +208,13 @@ class Simulator:
         )
 
     def _buffer_bytes(self, plan: Plan) -> float:
-        """DDP's buckets; of a lossy codec what is on the wire, and what it owes."""
+        """DDP's buckets; of a lossy codec what is on the wire, and what it owes. Factors pass through no buffer."""
         if plan.comm.reducer == "ddp":
             return float(self.graph.param_bytes)
         if plan.compression.codec == "none":
             return 0.0
         units = self._units_of(plan)
-        return float(units.wire_bytes.sum() + units.gradient_bytes.sum())
+        return float(units.wire_bytes[units.gradient_bytes > 0].sum() + units.gradient_bytes.sum())
 
     def _busy_s(self, simulated: Simulated) -> Floats:
         last = simulated.labels.step == simulated.num_steps - 1
