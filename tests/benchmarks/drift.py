@@ -1,12 +1,14 @@
 """What retuning is worth when a mix changes: traces in a lab and paced, beside the best static plan and one who knows.
 
-`nox -s drift` (needs root) runs `programs/drift.py` and keeps every step of every run under results/published/drift; `-- again` makes
-the table of what is kept.
+`nox -s drift` (needs root) runs `programs/drift.py` and keeps every step of every run under results/published/drift; `-- lab steady` runs one of
+them, `-- again` makes the table of what is kept.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -22,7 +24,7 @@ PROGRAM = "tests.benchmarks.programs.drift"
 WORKLOAD, CLUSTER = "vgg", "mixed4"
 STEPS = {
     "busy-neighbour": 160,
-    "random-walk": 200,
+    "random-walk": 160,
     "speed-drift": 200,
     "bandwidth-swing": 80,
     "link-drop": 80,
@@ -89,25 +91,23 @@ class Traced:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drift:
-    """All traces of one kind of run."""
+    """One trace in one kind of run."""
 
     command: str
     workload: str
     cluster: str
     label: str
-    traces: tuple[Traced, ...]
+    traced: Traced
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def measure(kind: str) -> None:
-    """Every trace, in a lab or paced."""
-    program = [sys.executable, "-m", PROGRAM, WORKLOAD, CLUSTER, str(PUBLISHED / f"{kind}.json")]
-    command = [*program, *(f"{trace}:{steps}" for trace, steps in STEPS.items())]
-    if kind == "paced":
-        paced(command)
-        return
-    with lab(CLUSTER):
-        in_lab(command)
+def measure(kind: str, traces: Iterable[str]) -> None:
+    """Traces in a lab or paced, a job each."""
+    with lab(CLUSTER) if kind == "lab" else nullcontext():
+        for trace in traces:
+            out = PUBLISHED / f"{kind}-{trace}.json"
+            command = [sys.executable, "-m", PROGRAM, WORKLOAD, CLUSTER, str(out), trace, str(STEPS[trace])]
+            (in_lab if kind == "lab" else paced)(command)
 
 
 def table() -> str:
@@ -117,7 +117,7 @@ def table() -> str:
     rows.append("|---|---|---|---|---|---|---|")
     for path in sorted(PUBLISHED.glob("*.json")):
         drift = read_json(Drift, path)
-        rows += [_row(drift.label, traced) for traced in drift.traces]
+        rows.append(_row(drift.label, drift.traced))
     return "\n".join(rows)
 
 
@@ -132,8 +132,10 @@ def _row(label: str, traced: Traced) -> str:
 
 def main(arguments: list[str]) -> None:
     PUBLISHED.mkdir(parents=True, exist_ok=True)
-    for kind in () if arguments == ["again"] else arguments or ("paced", "lab"):
-        measure(kind)
+    kind, *traces = arguments or ("all",)
+    if kind != "again":
+        for one in ("paced", "lab") if kind == "all" else (kind,):
+            measure(one, traces or STEPS)
     put_between(PAGE, "<!-- drift -->", "<!-- /drift -->", table())
 
 

@@ -131,7 +131,7 @@ def paced(command: list[str]) -> None:
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=900)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=1200)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
 
