@@ -23,8 +23,8 @@ from autotune.runtime.pipeline.block_pacer import BlockPacer
 from autotune.runtime.pipeline.mailbox import Mailbox
 from autotune.runtime.pipeline.parts import BACKWARD, FORWARD, ROWS, Part, Program
 from autotune.runtime.pipeline.routes import Message, Task, make_routes
-from autotune.runtime.pipeline.shared_gradients import SharedGradients
 from autotune.runtime.pipeline.shards import Peers, Sharded
+from autotune.runtime.pipeline.shared_gradients import SharedGradients
 from profilers.timeline import Span, Timeline
 from workloads.blocks import INPUT, Timetable
 from workloads.errors import SpecError

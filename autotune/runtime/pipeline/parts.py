@@ -48,7 +48,9 @@ class Part:
     lane: int = 0
     parameters: tuple[str, ...] = ()
     """What its parameters are called in the whole model, in the order of `module.parameters()`. What has one name is one tensor:
-    the gradients of all ranks that hold it are summed. A shard of its own has a name of its own."""
+    the gradients of all ranks that hold it are summed."""
+    has_own_rows: bool = False
+    """On several devices: each shard holds some rows of its parameters, not all of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +97,13 @@ class Program:
     @property
     def num_lanes(self) -> int:
         return 1 + max(part.lane for part in self.parts)
+
+    def parameters(self, part: Part, rank: int) -> tuple[str, ...]:
+        """What a rank calls the parameters of a part; those of a shard with rows of its own are `NAME[shard/of]`."""
+        devices = self.devices[part.name]
+        if not part.has_own_rows:
+            return part.parameters
+        return tuple(f"{name}[{devices.index(rank)}/{len(devices)}]" for name in part.parameters)
 
     def readers(self, part: str) -> Iterator[tuple[Part, int]]:
         """Who reads a part, and as which of its inputs."""

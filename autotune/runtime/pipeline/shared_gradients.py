@@ -23,9 +23,11 @@ class SharedGradients:
     def __init__(self, program: Program, modules: Mapping[str, nn.Module], rank: int) -> None:
         holders: dict[str, set[int]] = defaultdict(set)
         own: dict[str, Tensor] = {}
+        _check_rows(program)
         for part in program.parts:
-            for name in part.parameters:
-                holders[name].update(program.devices[part.name])
+            for device in program.devices[part.name]:
+                for name in program.parameters(part, device):
+                    holders[name].add(device)
             if part.name not in modules:
                 continue
             parameters = list(modules[part.name].parameters())
@@ -33,7 +35,7 @@ class SharedGradients:
                 raise SpecError(
                     f"part {part.name!r} has {len(parameters)} parameters but names {len(part.parameters)}: name each"
                 )
-            for name, parameter in zip(part.parameters, parameters, strict=True):
+            for name, parameter in zip(program.parameters(part, rank), parameters, strict=True):
                 if own.setdefault(name, parameter) is not parameter:
                     raise SpecError(
                         f"rank {rank} has two parameters called {name!r}: parts that share one must hold the same tensor"
@@ -62,3 +64,17 @@ class SharedGradients:
             wait()
             for parameter, values in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
                 parameter.grad = values.view_as(parameter).clone()
+
+
+def _check_rows(program: Program) -> None:
+    """A table is whole on all its ranks or in the same shards on all of them."""
+    ways: dict[str, set[tuple[int, ...] | None]] = defaultdict(set)
+    for part in program.parts:
+        for name in part.parameters:
+            ways[name].add(program.devices[part.name] if part.has_own_rows else None)
+    for name, found in ways.items():
+        if len(found) > 1:
+            raise SpecError(
+                f"parameter {name!r} is held whole by one part and by rows by another, or by rows on different devices: "
+                "let all parts that share it hold it alike, or untie them"
+            )
