@@ -1,8 +1,8 @@
 """Emulated devices of a pipeline: each pass of a part sleeps until its device would have been done with it.
 
 As `autotune.runtime.device_pacer` does for ops: a virtual clock advances by what the ops of a part cost on the stated device, and
-results are sent when it says so. Waiting for messages is the device's waiting too, so the clock is at least now when a block
-begins. A part on several devices costs each its share. The weights' part of a split backward is half of the
+results are sent when it says so. A wait for messages is the device's wait too, and sets the clock to now; real work that is behind
+may catch up. A part on several devices costs each its share. The weights' part of a split backward is half of the
 backward of ops with parameters, as the search of schedules takes it.
 """
 
@@ -48,7 +48,7 @@ class BlockPacer:
         self._due_s, self.late_s = time.perf_counter(), 0.0
 
     def wake(self) -> None:
-        """A block begins now, or when the device is done with the one before."""
+        """What the device waited for has come now."""
         self._due_s = max(self._due_s, time.perf_counter())
 
     def charge(self, part: str, kind: str, samples: float) -> None:

@@ -29,6 +29,9 @@ from profilers.timeline import Span, Timeline
 from workloads.blocks import INPUT, Timetable
 from workloads.errors import SpecError
 
+_WAIT_S = 0.0002
+"""What takes longer was a wait, in which an emulated device had nothing to do; else it is late and may catch up."""
+
 
 @dataclass(kw_only=True, slots=True)
 class _Held:
@@ -78,21 +81,21 @@ class Executor:
             )
         self.rank = group.rank()
         routes = make_routes(program, table)
-        self._program, self._tasks = program, routes.tasks[self.rank]
+        self.program, self._tasks = program, routes.tasks[self.rank]
         self._num_microbatches = table.num_microbatches
         self._device = device or torch.device("cpu")
         self._mailbox = Mailbox(group, routes.tags, timeout_s=timeout_s, device=self._device)
         mine = [part for part in program.parts if self.rank in program.devices[part.name]]
         if missing := [part.name for part in mine if part.name not in modules]:
             raise SpecError(f"rank {self.rank} runs parts {', '.join(missing)}, of which no module was given")
-        self._modules = {part.name: modules[part.name] for part in mine}
+        self.modules = {part.name: modules[part.name] for part in mine}
         for part in mine:
-            module = self._modules[part.name]
+            module = self.modules[part.name]
             if isinstance(module, Sharded):
                 module.peers = Peers(self._mailbox, program.devices[part.name], program.parts.index(part))
-        self.model = nn.ModuleList({id(module): module for module in self._modules.values()}.values())
+        self.model = nn.ModuleList({id(module): module for module in self.modules.values()}.values())
         """All that this rank holds, each module once: what an optimizer is made for."""
-        self._shared = SharedGradients(program, self._modules, self.rank)
+        self._shared = SharedGradients(program, self.modules, self.rank)
         self._pacer = pacer
         self._held: dict[tuple[str, int], _Held] = {}
         self._spans: list[Span] = []
@@ -104,7 +107,7 @@ class Executor:
         self, batch: Sequence[Tensor], cut: BatchCut, *, watch: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> PipelineStep:
         """Leave the gradient of the whole batch in `model`, in the place of what was there. Every rank has `batch` at hand."""
-        cut.check(self._program.num_lanes, self._num_microbatches, len(batch[0]))
+        cut.check(self.program.num_lanes, self._num_microbatches, len(batch[0]))
         self._spans, self._loss = [], 0.0
         self.results = defaultdict(list)
         self.model.zero_grad(set_to_none=True)
@@ -112,7 +115,7 @@ class Executor:
         if self._pacer is not None:
             self._pacer.begin()
         try:
-            self._mailbox.begin(cut)
+            self._mailbox.begin(cut.samples)
             with watch():
                 self._run(batch, cut)
             self._shared.sum(self._mailbox)
@@ -126,11 +129,16 @@ class Executor:
             begin_s=begin_s, end_s=end_s, loss_share=self._loss, spans=tuple(self._spans), late_s=late_s
         )
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Communication buffers beside the gradients; messages under way are not counted."""
+        return self._shared.buffer_bytes
+
     def close(self) -> None:
         """Let go of the group, and of all that was under way."""
         self._held.clear()
         self._mailbox.close()
-        for module in self._modules.values():
+        for module in self.modules.values():
             if isinstance(module, Sharded):
                 module.peers = None
 
@@ -139,9 +147,14 @@ class Executor:
         for place, task in enumerate(self._tasks):
             for near in self._tasks[place : place + 2]:
                 self._mailbox.post(near.needs)
+            asked_s = time.perf_counter()
             pieces = {message: self._mailbox.take(message) for message in task.needs}
+            ready_s = time.perf_counter()
+            if self._pacer is not None and ready_s - asked_s > _WAIT_S:
+                self._pacer.wake()
             if task.begins_block:
-                begun_s = self._begin_block(task)
+                begun_s = ready_s
+                self._note_wait(task, ready_s)
             if task.kind == FORWARD:
                 outputs = self._forward(task, pieces, batch, cut)
             else:
@@ -153,16 +166,11 @@ class Executor:
             if task.ends_block:
                 self._note(task, begun_s)
 
-    def _begin_block(self, task: Task) -> float:
-        now_s = time.perf_counter()
-        last_s = self._spans[-1].end_s if self._spans else now_s
-        if now_s > last_s:
-            self._spans.append(
-                Span(rank=self.rank, lane="host", kind="wait", op=_name(task), start_s=last_s, end_s=now_s)
-            )
-        if self._pacer is not None:
-            self._pacer.wake()
-        return now_s
+    def _note_wait(self, task: Task, ready_s: float) -> None:
+        last_s = self._spans[-1].end_s if self._spans else ready_s
+        if ready_s > last_s:
+            wait = Span(rank=self.rank, lane="host", kind="wait", op=_name(task), start_s=last_s, end_s=ready_s)
+            self._spans.append(wait)
 
     def _note(self, task: Task, begun_s: float) -> None:
         kind = FORWARD if task.kind == FORWARD else BACKWARD
@@ -184,7 +192,7 @@ class Executor:
         if part.whole == ROWS:
             given = [value.tensor_split(task.num_shards)[task.shard] for value in given]
         with torch.set_grad_enabled(keeps):
-            made = self._modules[part.name](*given)
+            made = self.modules[part.name](*given)
         outputs: tuple[Tensor, ...] = made if isinstance(made, tuple) else (made,)
         if len(outputs) != part.num_outputs:
             raise SpecError(f"part {part.name!r} gave {len(outputs)} outputs but is said to have {part.num_outputs}")
@@ -194,7 +202,7 @@ class Executor:
             self._held[part.name, task.microbatch] = _Held(inputs=inputs, outputs=outputs)
         elif not task.gives:
             self.results[part.name] += outputs
-        program = self._program
+        program = self.program
         return lambda message: outputs[program.by_name[message.reader].inputs[message.index].output].detach()
 
     def _backward(self, task: Task, pieces: dict[Message, Tensor], cut: BatchCut) -> Callable[[Message], Tensor]:
@@ -210,7 +218,7 @@ class Executor:
         elif task.kind == INPUT:
             if outputs and held.inputs:
                 torch.autograd.backward(outputs, gradients, inputs=held.inputs, retain_graph=True)
-        elif outputs and (weights := [p for p in self._modules[part.name].parameters() if p.requires_grad]):
+        elif outputs and (weights := [p for p in self.modules[part.name].parameters() if p.requires_grad]):
             torch.autograd.backward(outputs, gradients, inputs=weights)
         if task.kind != INPUT:
             del self._held[key]
@@ -219,7 +227,7 @@ class Executor:
 
     def _whole(self, part: Part, index: int, pieces: dict[Message, Tensor], task: Task) -> Tensor:
         """An input, put together from the shards of the part that is read."""
-        source = self._program.by_name[part.inputs[index].part]
+        source = self.program.by_name[part.inputs[index].part]
         found = [pieces[message] for message in task.needs if message.index == index]
         if len(found) == 1:
             return found[0].detach()
@@ -231,15 +239,15 @@ class Executor:
         if part.loss_weight:
             total += cut.weight(part.lane, task.microbatch) * part.loss_weight
         for message, piece in pieces.items():
-            if self._program.by_name[message.reader].inputs[message.index].output == output:
+            if self.program.by_name[message.reader].inputs[message.index].output == output:
                 total += piece
         return total
 
     def _share(self, gradient: Tensor, message: Message) -> Tensor:
         """What one shard needs of the gradient of what all shards made."""
-        source = self._program.by_name[message.reader].inputs[message.index].part
-        devices = self._program.devices[source]
-        if self._program.by_name[source].whole == ROWS and len(devices) > 1:
+        source = self.program.by_name[message.reader].inputs[message.index].part
+        devices = self.program.devices[source]
+        if self.program.by_name[source].whole == ROWS and len(devices) > 1:
             return gradient.tensor_split(len(devices))[devices.index(message.receiver)]
         return gradient
 

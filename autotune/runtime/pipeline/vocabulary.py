@@ -5,7 +5,7 @@ Parts of one table hold the same rows on a device, as one tensor, so that tied g
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,6 +14,7 @@ from torch import nn
 from autotune.runtime.pipeline.parts import Part, Source
 from autotune.runtime.pipeline.shards import ClassShardedLoss, RowShardedEmbedding, own_rows, shard_of
 from autotune.runtime.pipeline.stages import Assembly, StageBlocks
+from workloads.graph import Op
 
 
 @dataclass(kw_only=True)
@@ -24,8 +25,15 @@ class Vocabulary:
     weight: nn.Parameter
     _shards: dict[tuple[int, int], nn.Parameter] = field(default_factory=dict)
 
-    def add_embedding(
-        self, assembly: Assembly, name: str, blocks: StageBlocks, *, data: int = 0, lane: int = 0
+    def add_embedding(  # noqa: PLR0913 - a part's place in the whole
+        self,
+        assembly: Assembly,
+        name: str,
+        blocks: StageBlocks,
+        *,
+        data: int = 0,
+        lane: int = 0,
+        ops: Sequence[Op] = (),
     ) -> Source:
         """A part that embeds the tokens in a tensor of the batch."""
         part = Part(
@@ -37,7 +45,7 @@ class Vocabulary:
             parameters=(self.name,),
             has_own_rows=True,
         )
-        assembly.add(part, partial(self._build, RowShardedEmbedding))
+        assembly.add(part, partial(self._build, RowShardedEmbedding), ops)
         return Source(part=name)
 
     def add_loss(  # noqa: PLR0913 - a part's place in the whole
@@ -50,6 +58,7 @@ class Vocabulary:
         data: int = 1,
         lane: int = 0,
         loss_weight: float = 1.0,
+        ops: Sequence[Op] = (),
     ) -> None:
         """A part that turns what it reads into logits and compares them with the targets in a tensor of the batch."""
         part = Part(
@@ -63,7 +72,7 @@ class Vocabulary:
             parameters=(self.name,),
             has_own_rows=True,
         )
-        assembly.add(part, partial(self._build, ClassShardedLoss))
+        assembly.add(part, partial(self._build, ClassShardedLoss), ops)
 
     def _build(self, layer: Callable[[nn.Parameter, int], nn.Module], shard: int, num_shards: int) -> nn.Module:
         key = shard, num_shards

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from autotune.runtime.pipeline.batch_cut import BatchCut
 from autotune.runtime.pipeline.executor import Executor, PipelineStep
+from autotune.runtime.pipeline.parts import ROWS, Source
 from autotune.runtime.pipeline.stages import (
     Assembly,
     StageBlocks,
@@ -22,9 +23,8 @@ from autotune.runtime.pipeline.stages import (
     parameter_names,
     stage_modules,
 )
-from autotune.runtime.pipeline.parts import ROWS, Part, Source
 from autotune.runtime.pipeline.vocabulary import Vocabulary
-from autotune.schedule.shapes import k_shape, m_shape, nn_shape, v_shape, x_shape
+from autotune.schedule.shapes import m_shape, nn_shape, v_shape, x_shape
 from autotune.schedule.timing import timetable
 from tests.gloo_ranks import on_ranks
 from workloads.blocks import Block, BlockGraph, Timetable
@@ -239,28 +239,37 @@ class Ran:
         return found | {name: torch.cat([parts[k] for k in sorted(parts)]) for name, parts in shards.items()}
 
 
-def run(placed: Placed, model: nn.Module, table: Timetable, batch, cut: BatchCut, *, num_steps: int = 1) -> Ran:
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One step to run."""
+
+    placed: Placed
+    model: nn.Module
+    table: Timetable
+    batch: tuple[Tensor, ...]
+    cut: BatchCut
+
+
+def run(case: Case, *, num_steps: int = 1) -> Ran:
     """Each rank on a thread, with a copy of the model of its own; the gradients of the last step."""
-    copies = [copy.deepcopy(model) for _ in range(placed.graph.num_devices)]
+    copies = [copy.deepcopy(case.model) for _ in range(case.table.graph.num_devices)]
 
     def rank_runs(group):
-        assembly = placed.assemble(copies[group.rank()])
-        program = assembly.program(table.graph)
+        assembly = case.placed.assemble(copies[group.rank()])
+        program = assembly.program(case.table.graph)
         modules = assembly.modules(program, group.rank())
-        executor = Executor(program, table, modules, group, timeout_s=20)
+        executor = Executor(program, case.table, modules, group, timeout_s=20)
         for _ in range(num_steps):
-            step = executor.step(batch, cut)
+            step = executor.step(case.batch, case.cut)
         held = {}
         for part in program.parts:
             if part.name in modules:
-                parameters = modules[part.name].parameters()
-                held |= {
-                    name: p.grad for name, p in zip(program.parameters(part, group.rank()), parameters, strict=True)
-                }
+                names, parameters = program.parameters(part, group.rank()), modules[part.name].parameters()
+                held |= {name: p.grad for name, p in zip(names, parameters, strict=True)}
         executor.close()
         return held, step
 
-    outcomes = on_ranks(placed.graph.num_devices, rank_runs)
+    outcomes = on_ranks(len(copies), rank_runs)
     for outcome in outcomes:
         if isinstance(outcome, Exception):
             raise outcome

@@ -22,6 +22,7 @@ from tests.autotune.runtime.pipeline.branches import (
     towers_placed,
 )
 from tests.autotune.runtime.pipeline.placements import (
+    Case,
     m_output,
     m_rows,
     m_vocabulary,
@@ -47,14 +48,14 @@ def tiny(name, dtype="float64", **options):
 
 def check(placed, workload, table, cut, *, loss=None):
     model, batch = seeded(workload), batch_of(workload, cut.total)
-    compare(placed, model, table, batch, cut, loss or workload.loss)
+    compare(Case(placed=placed, model=model, table=table, batch=batch, cut=cut), loss or workload.loss)
 
 
-def compare(placed, model, table, batch, cut, loss):
+def compare(case, loss):
     """Two steps: shapes are told in the first and known in the second."""
-    expected, total = reference(model, loss, batch, cut)
-    ran = run(placed, model, table, batch, cut, num_steps=2)
-    dtype = next(model.parameters()).dtype
+    expected, total = reference(case.model, loss, case.batch, case.cut)
+    ran = run(case, num_steps=2)
+    dtype = next(case.model.parameters()).dtype
     assert relative_error(ran.gradients(), expected) < TOLERANCE[dtype]
     assert ran.loss == pytest.approx(total, rel=1e-5)
 
@@ -119,7 +120,8 @@ def branched(name):
 def test_two_branches(name, num):
     place, model, batch = branched(name)
     placed = place(num)
-    compare(placed, model, random_table(placed.graph, 3, num), batch, even_cut(12, 3), lambda m, b: m.loss(b))
+    table = random_table(placed.graph, 3, num)
+    compare(Case(placed=placed, model=model, table=table, batch=batch, cut=even_cut(12, 3)), lambda m, b: m.loss(b))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -132,7 +134,8 @@ def test_any_valid_order_runs(place, seed):
         workload = tiny("resnet")
         placed, model, batch, loss = place(workload, 4), seeded(workload), batch_of(workload, 12), workload.loss
         cut = even_cut(12, 5, placed.num_lanes)
-    compare(placed, model, random_table(placed.graph, 5, seed), batch, cut, loss)
+    table = random_table(placed.graph, 5, seed)
+    compare(Case(placed=placed, model=model, table=table, batch=batch, cut=cut), loss)
 
 
 @pytest.mark.parametrize("place", [v_placed, x_placed, m_vocabulary, k_placed])
@@ -144,7 +147,8 @@ def test_searched_schedules(place):
         workload = untied(tiny("gpt"))
         placed, model, batch, loss = place(workload, 4), seeded(workload), batch_of(workload, 12), workload.loss
         cut = even_cut(12, 6, placed.num_lanes)
-    compare(placed, model, search(placed.graph, 6, time_s=0.3).table, batch, cut, loss)
+    table = search(placed.graph, 6, time_s=0.3).table
+    compare(Case(placed=placed, model=model, table=table, batch=batch, cut=cut), loss)
 
 
 @pytest.mark.parametrize("name", ["gpt", "resnet"])
