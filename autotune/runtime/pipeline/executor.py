@@ -25,6 +25,7 @@ from autotune.runtime.pipeline.parts import BACKWARD, FORWARD, ROWS, Part, Progr
 from autotune.runtime.pipeline.routes import Message, Task, make_routes
 from autotune.runtime.pipeline.shards import Peers, Sharded
 from autotune.runtime.pipeline.shared_gradients import SharedGradients
+from autotune.runtime.pipeline.weight_parts import Notes, WeightParts
 from profilers.timeline import Span, Timeline
 from workloads.blocks import INPUT, Timetable
 from workloads.errors import SpecError
@@ -41,6 +42,8 @@ class _Held:
     outputs: tuple[Tensor, ...]
     gradients: tuple[Tensor, ...] = ()
     """Of the outputs, from the input part of a split backward on."""
+    notes: Notes | None = None
+    """Of a split backward."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +99,11 @@ class Executor:
         self.model = nn.ModuleList({id(module): module for module in self.modules.values()}.values())
         """All that this rank holds, each module once: what an optimizer is made for."""
         self._shared = SharedGradients(program, self.modules, self.rank)
+        self._weight_parts = {
+            part.name: WeightParts(self.modules[part.name])
+            for part in mine
+            if part.backward and part.backward not in program.graph.index
+        }
         self._pacer = pacer
         self._held: dict[tuple[str, int], _Held] = {}
         self._spans: list[Span] = []
@@ -191,7 +199,8 @@ class Executor:
         given = [*inputs, *data]
         if part.whole == ROWS:
             given = [value.tensor_split(task.num_shards)[task.shard] for value in given]
-        with torch.set_grad_enabled(keeps):
+        split = self._weight_parts.get(part.name)
+        with torch.set_grad_enabled(keeps), split.noting() if split else nullcontext() as notes:
             made = self.modules[part.name](*given)
         outputs: tuple[Tensor, ...] = made if isinstance(made, tuple) else (made,)
         if len(outputs) != part.num_outputs:
@@ -199,7 +208,7 @@ class Executor:
         if part.loss_weight and task.shard == 0:
             self._loss += float(outputs[0].detach()) * cut.weight(part.lane, task.microbatch) * part.loss_weight
         if keeps:
-            self._held[part.name, task.microbatch] = _Held(inputs=inputs, outputs=outputs)
+            self._held[part.name, task.microbatch] = _Held(inputs=inputs, outputs=outputs, notes=notes)
         elif not task.gives:
             self.results[part.name] += outputs
         program = self.program
@@ -212,14 +221,13 @@ class Executor:
             held.gradients = tuple(self._gradient(task, index, pieces, held, cut) for index in range(part.num_outputs))
         made = [index for index, output in enumerate(held.outputs) if output.requires_grad]
         outputs, gradients = [held.outputs[index] for index in made], [held.gradients[index] for index in made]
-        if task.kind == BACKWARD:
+        if held.notes is None:
             if outputs:
                 torch.autograd.backward(outputs, gradients)
         elif task.kind == INPUT:
-            if outputs and held.inputs:
-                torch.autograd.backward(outputs, gradients, inputs=held.inputs, retain_graph=True)
-        elif outputs and (weights := [p for p in self.modules[part.name].parameters() if p.requires_grad]):
-            torch.autograd.backward(outputs, gradients, inputs=weights)
+            held.notes.inputs(outputs, gradients, held.inputs)
+        else:
+            held.notes.weights(outputs, gradients)
         if task.kind != INPUT:
             del self._held[key]
         found = tuple(value.grad if value.grad is not None else torch.zeros_like(value) for value in held.inputs)
