@@ -263,3 +263,14 @@ def schedules(session: nox.Session) -> None:
     """Pipeline schedules, how fast and how good (about 20 minutes); `-- again`: tables of what is kept, or name parts."""
     install(session)
     run(session, "python", "-m", "tests.benchmarks.schedules", *session.posargs)
+
+
+@nox.session
+def pipelines(session: nox.Session) -> None:
+    """Searched schedules, 1F1B and GPipe of a pipeline with its vocabulary on all devices, run paced (about five minutes)."""
+    install(session)
+    kept = Path("results") / "published" / "pipelines" / "uniform4.json"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    program = "tests/benchmarks/programs/pipeline_run.py"
+    flags = ["--bind-to", "none", "--oversubscribe", "--allow-run-as-root", "-n", "4"]
+    run(session, "mpirun", *flags, str(ENVIRONMENT.absolute() / "bin" / "python"), program, "--json", str(kept))
