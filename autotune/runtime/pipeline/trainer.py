@@ -49,7 +49,7 @@ class PipelineTrainer:
         program = assembly.program(job.table.graph)
         modules = {name: module.to(seat.torch_device) for name, module in assembly.modules(program, seat.rank).items()}
         pacer = None
-        if seat.device.flops_per_s is not None:
+        if seat.device.flops_per_s is not None and any(assembly.ops.values()):
             num_shards = {name: len(devices) for name, devices in program.devices.items()}
             pacer = BlockPacer(seat.device, assembly.ops, num_shards)
         self.executor = Executor(
