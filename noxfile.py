@@ -270,3 +270,14 @@ def drift(session: nox.Session) -> None:
     """What retuning is worth when devices and links change (needs root, half an hour); `-- again`: of the kept runs."""
     install(session)
     run(session, "python", "-m", "tests.benchmarks.drift", *session.posargs)
+
+
+@nox.session
+def pipelines(session: nox.Session) -> None:
+    """Searched schedules, 1F1B and GPipe of a pipeline with its vocabulary on all devices, run paced (about five minutes)."""
+    install(session)
+    kept = Path("results") / "published" / "pipelines" / "uniform4.json"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    program = "tests/benchmarks/programs/pipeline_run.py"
+    flags = ["--bind-to", "none", "--oversubscribe", "--allow-run-as-root", "-n", "4"]
+    run(session, "mpirun", *flags, str(ENVIRONMENT.absolute() / "bin" / "python"), program, "--json", str(kept))

@@ -20,6 +20,8 @@ class Workload(Protocol):
     - `work(dataset)`, a number for each sample (its tokens): work instead of samples is then divided as the split says;
     - `loss_weights(dataset)`, what each sample counts in the loss, where that is not a mean over samples but, say, over tokens;
     - `sync_norm`: true where BatchNorm layers are to take their statistics over all ranks, whatever the plan says;
+    - `stages(model)`, modules that are the model when called one after another, where it is to be cut into a pipeline and is no
+      `nn.Sequential`;
     - `collate(samples)`, which makes a batch, and `num_workers`, the processes of each rank that read ahead, as for torch's
       DataLoader.
     """

@@ -104,6 +104,22 @@ class Embedding(nn.Module):
         return embedded
 
 
+class Positions(nn.Module):
+    """What an embedding does beside its tokens, where those are looked up elsewhere: a vocabulary on several devices."""
+
+    def __init__(self, embedding: Embedding) -> None:
+        """Shares the embedding's table of positions."""
+        super().__init__()
+        self.position = embedding.position
+        self.positions: Tensor
+        self.register_buffer("positions", embedding.positions, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Embedded tokens, plus position."""
+        embedded: Tensor = tokens + self.position(self.positions)
+        return embedded
+
+
 def gpt(size: GptSize) -> nn.Sequential:
     """Embedding, blocks, norm, head; the head's weight is the token embedding's."""
     embedding = Embedding(size)

@@ -1,0 +1,119 @@
+"""Pipelined training of a workload by a timetable: the same samples, in the same order, as training on one device.
+
+Every rank draws the whole model from the seed, keeps what it runs, and has an optimizer for that. Optimizers that look at one
+parameter at a time then do what they would do to the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from autotune.runtime.data import batches_of
+from autotune.runtime.memory import check_memory, static_bytes
+from autotune.runtime.pipeline.batch_cut import BatchCut, even_cut
+from autotune.runtime.pipeline.block_pacer import BlockPacer
+from autotune.runtime.pipeline.executor import Executor, PipelineStep
+from autotune.runtime.pipeline.stages import Assembly
+from autotune.runtime.trainer import Seat
+from workloads.blocks import Timetable
+from workloads.capture import SavedTensorMeter
+from workloads.errors import SpecError
+from workloads.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PipelineJob:
+    """What is trained, cut how, in which order; the same on all ranks."""
+
+    workload: Workload
+    assemble: Callable[[nn.Module], Assembly]
+    """The model's parts (`autotune.runtime.pipeline.stages`); with their ops where devices are emulated."""
+    table: Timetable
+    samples: tuple[tuple[int, ...], ...] = ()
+    """Per lane: of each micro-batch. Empty: as equal as can be."""
+
+
+class PipelineTrainer:
+    """One rank of a pipelined job."""
+
+    def __init__(self, job: PipelineJob, group: dist.ProcessGroup, seat: Seat, *, seed: int) -> None:
+        self.seat, self._job = seat, job
+        torch.manual_seed(seed)
+        assembly = job.assemble(job.workload.model())
+        torch.manual_seed(seed + 1 + seat.rank)  # as in data-parallel training: dropout differs between ranks
+        program = assembly.program(job.table.graph)
+        modules = {name: module.to(seat.torch_device) for name, module in assembly.modules(program, seat.rank).items()}
+        pacer = None
+        if seat.device.flops_per_s is not None and any(assembly.ops.values()):
+            num_shards = {name: len(devices) for name, devices in program.devices.items()}
+            pacer = BlockPacer(seat.device, assembly.ops, num_shards)
+        self.executor = Executor(
+            program, job.table, modules, group, timeout_s=seat.timeout_s, device=seat.torch_device, pacer=pacer
+        )
+        self.model = self.executor.model
+        self.optimizer = job.workload.optimizer(self.model) if list(self.model.parameters()) else None
+        total = job.workload.global_batch
+        even = even_cut(total, job.table.num_microbatches, program.num_lanes)
+        self._cut = BatchCut(samples=job.samples) if job.samples else even
+        self._batches = batches_of(job.workload, (total,), 0, seed=seed)
+        weights = getattr(job.workload, "loss_weights", None)
+        self._loss_weights = None if weights is None else torch.as_tensor(weights(job.workload.dataset()))
+        self.num_steps = 0
+        self.peak_memory_bytes = 0
+
+    def step(self) -> PipelineStep:
+        """Train on the next global batch."""
+        batch, cut = self._batch()
+        step = self.executor.step(batch, cut)
+        return self._update(step)
+
+    def metered_step(self) -> PipelineStep:
+        """A step that also meters memory and raises InfeasiblePlanError where the device could not hold it; not for scoring."""
+        batch, cut = self._batch()
+        meter = SavedTensorMeter(self.model)
+        step = self._update(self.executor.step(batch, cut, watch=meter.watch))
+        held = 0
+        if self.optimizer is not None:
+            held = static_bytes(self.model, self.optimizer, buffer_bytes=self.executor.buffer_bytes)
+        self.peak_memory_bytes = held + meter.peak_bytes
+        if self.seat.torch_device.type == "cuda":
+            self.peak_memory_bytes = int(torch.cuda.max_memory_allocated(self.seat.torch_device))
+        check_memory(self.peak_memory_bytes, self.seat.device, self.seat.rank, cut.total)
+        return step
+
+    def close(self) -> None:
+        """Let go of the group."""
+        self._batches.close()
+        self.executor.close()
+
+    def _update(self, step: PipelineStep) -> PipelineStep:
+        if self.optimizer is not None:
+            self.optimizer.step()
+        self.num_steps += 1
+        return step
+
+    def _batch(self) -> tuple[tuple[Tensor, ...], BatchCut]:
+        batch, _, _ = self._batches.take(self.num_steps)
+        if not isinstance(batch, tuple | list) or not all(isinstance(one, Tensor) for one in batch):
+            raise SpecError(
+                f"a batch of {self._job.workload.name!r} is a {type(batch).__name__}: pipelines cut batches that are tuples of "
+                "tensors with a row for each sample"
+            )
+        return tuple(batch), self._weighted()
+
+    def _weighted(self) -> BatchCut:
+        """The cut, with what its micro-batches' losses count in this step."""
+        if self._loss_weights is None:
+            return self._cut
+        counts = self._loss_weights[self._batches.indices(self.num_steps)[0]]
+        cut = self._cut
+        weights = tuple(
+            tuple(float(counts[cut.rows(lane, number)].sum() / counts.sum()) for number in range(len(one)))
+            for lane, one in enumerate(cut.samples)
+        )
+        return BatchCut(samples=cut.samples, weights=weights)

@@ -1,0 +1,54 @@
+"""Plans with pipeline stages run: uneven replicas have the gradients of the unsplit model."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.runtime.pipeline.batch_cut import BatchCut
+from autotune.runtime.pipeline.plan_job import lanes_of, plan_job
+from tests.autotune.runtime.pipeline.placements import Case, Placed, run
+from tests.autotune.runtime.pipeline.reference import TOLERANCE, batch_of, reference, relative_error, seeded
+from workloads.capture import capture
+from workloads.errors import SpecError
+from workloads.models import gpt, resnet
+from workloads.plan import BatchPlan, PipelinePlan, Plan, default_plan
+
+
+def costs(workload):
+    model = seeded(workload)
+    tensors = workload.dataset().tensors
+    return capture(model, lambda n: workload.loss(model, tuple(one[:n] for one in tensors)))
+
+
+def test_lanes_end_where_any_share_ends():
+    pipeline = PipelinePlan(first_ops=(0, 3), stage_ranks=((0, 1), (2, 3)), micro_batches=2)
+    assert lanes_of(pipeline, (12, 4, 6, 10)) == [(3, (0, 2)), (3, (0, 3)), (2, (1, 3))]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("name", ["gpt", "resnet"])
+@pytest.mark.parametrize(
+    ("ranks", "samples"), [(((0, 1), (2,)), (12, 4, 16)), (((0, 1), (2, 3)), (12, 4, 6, 10)), (((1,), (0,)), (16, 16))]
+)
+def test_uneven_replicas_are_exact(name, ranks, samples, schedule):
+    workload = {"gpt": gpt, "resnet": resnet}[name].workload(size="tiny", dtype="float64", global_batch=16)
+    graph = costs(workload)
+    names = [op.name for op in graph.ops]
+    first = names.index("2") + 1 if name == "gpt" else names.index("3") + 1
+    pipeline = PipelinePlan(first_ops=(0, first), stage_ranks=ranks, micro_batches=2, schedule=schedule)
+    job = plan_job(workload, Plan(batch=BatchPlan(samples=samples), pipeline=pipeline), graph)
+    model, batch, cut = seeded(workload), batch_of(workload, 16), BatchCut(samples=job.samples)
+    expected, total = reference(model, workload.loss, batch, cut)
+    placed = Placed(graph=job.table.graph, assemble=job.assemble)
+    ran = run(Case(placed=placed, model=model, table=job.table, batch=batch, cut=cut), num_steps=2)
+    assert relative_error(ran.gradients(), expected) < TOLERANCE[workload.dtype]
+    assert ran.loss == pytest.approx(total)
+
+
+def test_plans_that_cannot_run_are_refused():
+    workload = gpt.workload(size="tiny", global_batch=16)
+    with pytest.raises(SpecError, match="no pipeline stages"):
+        plan_job(workload, default_plan((16,)), costs(workload))
+    pipeline = PipelinePlan(first_ops=(0,), stage_ranks=((0, 1),), micro_batches=2, tensor_parallel=2)
+    with pytest.raises(SpecError, match="tensor_parallel is 2"):
+        plan_job(workload, Plan(batch=BatchPlan(samples=(16, 16)), pipeline=pipeline), costs(workload))
