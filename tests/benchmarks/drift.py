@@ -75,7 +75,7 @@ class Traced:
     def recoveries(self) -> list[int]:
         """After each change, steps until one is within 5 % of what the clairvoyant's take until the next change."""
         ours, theirs = self.runs[RETUNED][0].steps_s, self.runs[CLAIRVOYANT][0].steps_s
-        ends = [*self.changes[1:], len(ours)]
+        ends = [*self.changes[1:], len(ours)][: len(self.changes)]
         found = []
         for start, end in zip(self.changes, ends, strict=True):
             bar_s = median(theirs[start:end]) / NEAR
