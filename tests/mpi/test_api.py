@@ -132,6 +132,7 @@ train(train(None, 10), None)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_splits_that_change_workers_norms_and_a_resumed_job_make_the_same_model(tmp_path: Path) -> None:
     (tmp_path / "resumed.py").write_text(RESUMED)

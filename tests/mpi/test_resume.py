@@ -101,7 +101,7 @@ def kill_and_resume(tmp_path: Path, num_kills: int, trials: int) -> None:
 @pytest.mark.mpi
 @pytest.mark.timeout(240)
 def test_a_killed_sweep_goes_on(tmp_path: Path) -> None:
-    kill_and_resume(tmp_path, num_kills=1, trials=6)
+    kill_and_resume(tmp_path, num_kills=1, trials=4)
 
 
 @pytest.mark.mpi

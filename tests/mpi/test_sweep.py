@@ -109,6 +109,7 @@ def check_trace(traced: Timeline) -> None:
     assert abs(ends_s[0] - ends_s[1]) < 0.05 + traced.clock_error_s
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_misuse_and_damage_are_refused(swept: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
     """A plan made for another cluster, a changed search space, a corrupt record: exit 2 and one message each."""
