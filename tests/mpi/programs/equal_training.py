@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -148,7 +149,12 @@ def distance(a: nn.Module, b: nn.Module) -> float:
 
 def linear_layers(model: nn.Module) -> tuple[str, ...]:
     """Those that a plan may have send factors: called as layers, with weights of their own."""
-    return tuple(n for n, m in model.named_modules() if type(m) is nn.Linear and "attention" not in n)
+    owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+    return tuple(
+        name
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and "attention" not in name and owners[id(module.weight)] == 1
+    )
 
 
 def cases() -> Iterator[tuple[str, str, list[str]]]:
