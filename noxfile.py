@@ -200,16 +200,25 @@ def tuning_cost(session: nox.Session) -> None:
 
 
 @nox.session
-def equality(session: nox.Session) -> None:
-    """Is scheduled training plain training? Parameters after 100 steps, on 2 and 4 ranks (about ten minutes)."""
+def simulator_speed(session: nox.Session) -> None:
+    """Plans a second, growth with the number of tasks, and 1,024 devices (half a minute on a quiet machine)."""
     install(session)
-    run(session, "python", "-m", "tests.benchmarks.equality", "results/published/equality")
+    found = str(Path(session.create_tmp()) / "simulator.json")
+    run(session, "pytest", "tests/benchmarks/test_simulator.py", "-m", "slow", f"--benchmark-json={found}")
+    run(session, "python", "-m", "tests.benchmarks.simulator_speed", found)
+
+
+@nox.session
+def equality(session: nox.Session) -> None:
+    """Is scheduled training plain training? Parameters after 100 steps, on 2 and 4 ranks; `-- again`: only what is missing."""
+    install(session)
+    run(session, "python", "-m", "tests.benchmarks.equality", *session.posargs)
     run(session, "python", "-m", "tests.benchmarks.engine_tables")
 
 
 @nox.session
 def engine_overhead(session: nox.Session) -> None:
-    """What the schedule costs where it cannot help: against the plain path and torch DDP, unpaced (about five minutes)."""
+    """What the schedule costs where it cannot help: against the plain path and torch DDP, unpaced (about eight minutes)."""
     install(session)
     kept = Path("results") / "published" / "engine-overhead" / "this-machine.json"
     kept.parent.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ from autotune.runtime.trainer import Seat
 from autotune.runtime.trial import RankRunner
 from autotune.simulate.factors import factor_chooser
 from autotune.simulate.limit import stated_sample_s, step_limit
-from autotune.space import Space, max_bucket_log2, ways_to_send
+from autotune.space import Space, kinds_of, max_bucket_log2, ways_to_send
 from results.environment import available_cores, processor_name
 from results.record import Limit, WorkloadInfo
 from workloads.capture import capture
@@ -96,6 +96,7 @@ class Bench:
             codecs=self.codecs if allow_lossy else LOSSLESS_CODECS,
             max_bucket_log2=max_bucket_log2(self.info.param_bytes),
             factors_for=factor_chooser(self.graph, self.cluster),
+            kinds=kinds_of(self.graph),
             **ways_to_send(len(self.cluster.devices), self.transports),
         )
 

@@ -95,7 +95,7 @@ def reverted(best: Plan, default: Plan) -> list[Entry]:
     comm, compression = best.comm, best.compression
     is_scheduled = comm.reducer == "scheduled"
     size = {"partition_bytes" if is_scheduled else "bucket_bytes": default.comm.bucket_bytes}
-    plain_codec = dataclasses.replace(compression, codec=default.compression.codec)
+    plain_codec = dataclasses.replace(compression, codec=default.compression.codec, by_kind=())
     changed = [
         ("batch split", "even split", dataclasses.replace(best, batch=default.batch)),
         (

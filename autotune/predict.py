@@ -27,7 +27,7 @@ from autotune.search.descent import descend
 from autotune.simulate.cost_model import cost_model
 from autotune.simulate.factors import factor_chooser
 from autotune.simulate.simulator import Simulator
-from autotune.space import Space, max_bucket_log2, ways_to_send
+from autotune.space import Space, kinds_of, max_bucket_log2, ways_to_send
 from autotune.what_if import Setting, edited
 from results.best import best_path, load_best
 from results.forecast import Forecast
@@ -65,6 +65,7 @@ class Predictor:
             codecs=ONE_ROUND_CODECS if allow_lossy else LOSSLESS_CODECS,
             max_bucket_log2=max_bucket_log2(self.simulator.info.param_bytes),
             factors_for=factor_chooser(self.simulator.graph, self.cluster),
+            kinds=kinds_of(self.simulator.graph),
             **ways_to_send(len(self.cluster.devices), known or transports),
         )
 

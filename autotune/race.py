@@ -55,7 +55,7 @@ def entrants(bench: Bench, simulator: Simulator | None, *, trials: int, seed: in
 
 
 @dataclass(kw_only=True, slots=True)
-class _Lane:
+class Lane:
     """One contender while it tunes."""
 
     tuner: Tuner
@@ -80,7 +80,7 @@ def lead_race(job: Job, bench: Bench, watcher: Watcher, all_reduces: tuple[Colle
     from autotune.predict import bench_simulator  # noqa: PLC0415 - compiled code that rank 0 alone needs
 
     lanes = [
-        _Lane(tuner=tuner)
+        Lane(tuner=tuner)
         for tuner in entrants(bench, bench_simulator(job, bench, all_reduces), trials=job.trials, seed=job.seed)
     ]
     effort = Effort(warmup=job.warmup, steps=job.steps or _STEPS, timeout_s=job.timeout_s, traced=False)
@@ -100,7 +100,7 @@ def lead_race(job: Job, bench: Bench, watcher: Watcher, all_reduces: tuple[Colle
     )
 
 
-def tune(lanes: list[_Lane], bench: Bench, effort: Effort, trials: int, watcher: Watcher) -> None:
+def tune(lanes: list[Lane], bench: Bench, effort: Effort, trials: int, watcher: Watcher) -> None:
     """A trial each in turn, until everybody's budget is used."""
     for _ in range(trials):
         for lane in lanes:
@@ -108,7 +108,7 @@ def tune(lanes: list[_Lane], bench: Bench, effort: Effort, trials: int, watcher:
                 _one_trial(lane, bench, effort, watcher)
 
 
-def _one_trial(lane: _Lane, bench: Bench, effort: Effort, watcher: Watcher) -> None:
+def _one_trial(lane: Lane, bench: Bench, effort: Effort, watcher: Watcher) -> None:
     proposal = lane.tuner.propose(lane.records)
     if proposal is None:
         lane.done = True
@@ -122,7 +122,7 @@ def _one_trial(lane: _Lane, bench: Bench, effort: Effort, watcher: Watcher) -> N
     watcher.trial_done(record, best.step_s if best else None, None)
 
 
-def compare(lanes: list[_Lane], bench: Bench, effort: Effort, job: Job, watcher: Watcher) -> tuple[Entrant, ...]:
+def compare(lanes: list[Lane], bench: Bench, effort: Effort, job: Job, watcher: Watcher) -> tuple[Entrant, ...]:
     """The plan that each contender's own trials speak for, in turn; the peer twice, which shows the noise."""
     chosen = [(lane, best) for lane in lanes if (best := lane.tuner.choice(lane.records)) is not None]
     if not chosen:

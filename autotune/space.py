@@ -14,7 +14,17 @@ from itertools import product
 from typing import Any
 
 from results.record import Role
-from workloads.plan import MESSAGE_CODECS, ONE_ROUND_CODECS, BatchPlan, CommPlan, CompressionPlan, Plan
+from workloads.graph import OpGraph
+from workloads.plan import (
+    LOSSLESS_CODECS,
+    MESSAGE_CODECS,
+    ONE_ROUND_CODECS,
+    BatchPlan,
+    CommPlan,
+    CompressionPlan,
+    KindCodec,
+    Plan,
+)
 from workloads.serial import to_data
 from workloads.split import Bounds, proportional
 
@@ -22,6 +32,8 @@ MAX_TILT = 0.5
 CREDITS = ("4 parts", "1 parts", "2 parts", "8 parts", "16 parts")
 """Of a schedule: what may be under way, in partitions."""
 MIN_BUCKET_LOG2 = 16
+ALL_LAYERS = "all"
+"""Of the knob "compressed", which else names the one kind of layers that goes by the codec."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +75,8 @@ class Space:
     collectives: tuple[str, ...] = ("ring",)
     factors_for: Callable[[tuple[int, ...]], tuple[str, ...]] | None = field(default=None, compare=False)
     """The layers that may send factors under a split, if any do."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of layers that a schedule may compress alone, where lossy codecs are allowed."""
 
     def knobs(self) -> list[Knob]:
         tilts = [Knob(name=f"tilt.{rank}", low=-MAX_TILT, high=MAX_TILT) for rank in range(len(self.reference))]
@@ -76,11 +90,13 @@ class Space:
 
     def _optional(self) -> list[tuple[str, tuple[str, ...]]]:
         scheduled = self.reducers != ("bucketed",)
+        kinds = self.kinds if scheduled and not set(self.codecs) <= set(LOSSLESS_CODECS) else ()
         return [
             ("reducer", self.reducers),
             ("credit", CREDITS if scheduled else CREDITS[:1]),
             ("collective", self.collectives),
             ("factors", ("no", "yes") if scheduled and self.factors_for is not None else ("no",)),
+            ("compressed", (ALL_LAYERS, *kinds)),
         ]
 
     def plan(self, params: Mapping[str, Any]) -> Plan:
@@ -108,7 +124,7 @@ class Space:
         return Plan(
             batch=BatchPlan(samples=samples),
             comm=comm,
-            compression=CompressionPlan(codec=codec, factors=factors),
+            compression=_compression(codec, knobs.compressed if comm.reducer == "scheduled" else ALL_LAYERS, factors),
         )
 
     def all_knobs(self) -> list[Knobs]:
@@ -140,11 +156,12 @@ class Space:
             else CREDITS[0],
             "collective": comm.collective,
             "factors": "yes" if plan.compression.factors else "no",
+            "compressed": plan.compression.by_kind[0].kind if plan.compression.by_kind else ALL_LAYERS,
         }
         offered = {name for name, choices in self._optional() if len(choices) > 1}
         return self.tilts(plan.batch.samples) | {
             "bucket_log2": size.bit_length() - 1,
-            "codec": plan.compression.codec,
+            "codec": plan.compression.codecs[-1],
             "transport": comm.transport,
             **{name: value for name, value in optional.items() if name in offered},
         }
@@ -155,6 +172,12 @@ class Space:
         for name in ("reference", "factors_for"):
             del described[name]
         return described | {"max_tilt": MAX_TILT, "sends_factors": self.factors_for is not None}
+
+
+def kinds_of(graph: OpGraph) -> tuple[str, ...]:
+    """Kinds of layers worth compressing alone; none where there is but one."""
+    kinds = graph.main_kinds()
+    return kinds if len(kinds) > 1 else ()
 
 
 def ways_to_send(num_ranks: int, transports: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -175,6 +198,14 @@ class Knobs:
     credit: str = "4 parts"
     collective: str = "ring"
     factors: str = "no"
+    compressed: str = ALL_LAYERS
+
+
+def _compression(codec: str, compressed: str, factors: tuple[str, ...]) -> CompressionPlan:
+    """The codec for all layers, or for one kind of them."""
+    if compressed == ALL_LAYERS or codec in LOSSLESS_CODECS:
+        return CompressionPlan(codec=codec, factors=factors)
+    return CompressionPlan(by_kind=(KindCodec(kind=compressed, codec=codec),), factors=factors)
 
 
 def _comm(knobs: Knobs) -> CommPlan:

@@ -20,6 +20,7 @@ from results.report_data import KnobRow, MixRow, RankRow, Standing, TrialRow
 from results.stats import Ratio
 from results.units import (
     MISSING,
+    codecs_text,
     format_interval,
     format_ms,
     format_number,
@@ -109,7 +110,8 @@ def _of_limit(row: Standing) -> str:
 
 
 def _codec(plan: Plan) -> str:
-    return f"{plan.compression.codec}, factors" if plan.compression.factors else plan.compression.codec
+    codecs = codecs_text(plan.compression)
+    return f"{codecs}, factors" if plan.compression.factors else codecs
 
 
 def _number(value: float | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workloads.plan import CommPlan, Plan
+from workloads.plan import CommPlan, CompressionPlan, Plan
 from workloads.quantity import format_bytes
 
 MANY_PARTS = 1000
@@ -70,9 +70,15 @@ def plan_summary(plan: Plan) -> str:
     """A plan in one line: "samples 27/18/13/6  bucket 1 MiB  gloo  none"; what is not our plain reducer is named first."""
     comm, compression = plan.comm, plan.compression
     parts = [way_to_send(comm), f"samples {format_shares(plan.batch.samples)}", pieces(comm), comm.transport]
-    parts += [compression.codec, f"{len(compression.factors)} layers by factors" if compression.factors else ""]
+    parts += [codecs_text(compression), f"{len(compression.factors)} layers by factors" if compression.factors else ""]
     parts += ["synchronised norms"] if plan.batch.sync_norm else []
     return "  ".join(part for part in parts if part)
+
+
+def codecs_text(compression: CompressionPlan) -> str:
+    """The codec, after those of single kinds of layers: "Linear fp16, else none"."""
+    kinds = [f"{entry.kind} {entry.codec}" for entry in compression.by_kind]
+    return ", ".join([*kinds, f"else {compression.codec}"]) if kinds else compression.codec
 
 
 def way_to_send(comm: CommPlan) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from results.record import BEST, DDP_DEFAULT, DDP_TUNED
 from results.report_data import Standing, SweepReport
 from results.stats import MIN_ROUNDS
-from results.units import format_interval, format_ms, format_percent, format_rate, format_times
+from results.units import codecs_text, format_interval, format_ms, format_percent, format_rate, format_times
 
 LATE_FRACTION = 0.05
 """Emulated ranks that lag more than this share of a step no longer behave like the device they stand for."""
@@ -145,8 +145,8 @@ def _about_kept(report: SweepReport) -> str:
 def _about_loss(report: SweepReport) -> str:
     if report.best is None or report.best.is_lossless:
         return ""
-    codec = report.best.plan.compression.codec
-    return f"The best plan sends gradients as {codec}, which loses precision: check that your loss still falls."
+    codecs = codecs_text(report.best.plan.compression)
+    return f"The best plan sends gradients as {codecs}, which loses precision: check that your loss still falls."
 
 
 def _late(report: SweepReport) -> list[str]:

@@ -235,5 +235,18 @@ def _parameters(model: nn.Module, names: Iterable[str]) -> tuple[Parameter, ...]
             owner = owner.rpartition(".")[0]
         op = owner or (MODEL if MODEL in known else LOSS)
         if parameter.requires_grad:
-            result.append(Parameter(name=path, op=op, num_bytes=tensor_bytes(parameter), shape=tuple(parameter.shape)))
+            result.append(
+                Parameter(
+                    name=path,
+                    op=op,
+                    num_bytes=tensor_bytes(parameter),
+                    shape=tuple(parameter.shape),
+                    kind=owner_kind(model, path),
+                )
+            )
     return tuple(result)
+
+
+def owner_kind(model: nn.Module, path: str) -> str:
+    """The class of the module that owns a parameter: what a plan's `by_kind` goes by."""
+    return type(model.get_submodule(path.rpartition(".")[0])).__name__

@@ -8,6 +8,7 @@ from workloads.serial import digest, to_data
 
 _NOT_IN_FINGERPRINT = ("saved_bytes_per_sample", "output_bytes_per_sample", "factor_shapes")
 """Of an op. They came later, and plans that were kept before them are still found by their fingerprint."""
+_MAIN_SHARE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +45,8 @@ class Parameter:
     num_bytes: int
     shape: tuple[int, ...] = ()
     """Empty: not noted."""
+    kind: str = ""
+    """The class of the module that registered it first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +79,14 @@ class OpGraph:
     @property
     def param_bytes(self) -> int:
         return sum(op.param_bytes for op in self.ops)
+
+    def main_kinds(self) -> tuple[str, ...]:
+        """Kinds of layers that own a good part of the parameters each, the largest first."""
+        total: dict[str, int] = {}
+        for parameter in self.parameters:
+            total[parameter.kind] = total.get(parameter.kind, 0) + parameter.num_bytes
+        least = _MAIN_SHARE * sum(total.values())
+        return tuple(sorted((kind for kind, size in total.items() if kind and size >= least), key=lambda k: -total[k]))
 
     @property
     def flops_per_sample(self) -> float:

@@ -6,7 +6,8 @@ learns to tune more; each part has a default that means what plain data-parallel
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from workloads.errors import SpecError
@@ -35,6 +36,7 @@ _NOT_IN_FINGERPRINT_IF_DEFAULT = (
     ("compression", "top_share"),
     ("compression", "low_rank"),
     ("compression", "factors"),
+    ("compression", "by_kind"),
 )
 """They came later, and a plan that does not set them is the plan that it was before them."""
 
@@ -78,6 +80,15 @@ class CommPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class KindCodec:
+    """A codec for one kind of layers."""
+
+    kind: str
+    """The class of the module that owns a parameter, such as "Linear" or "Conv2d"."""
+    codec: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CompressionPlan:
     """What gradients look like on the wire."""
 
@@ -89,6 +100,28 @@ class CompressionPlan:
     factors: tuple[str, ...] = ()
     """Of reducer "scheduled": Linear layers, by name, whose gradients travel as the factors that they are products of,
     whatever the codec of the others: exact, and fewer bytes where a batch has few rows."""
+    by_kind: tuple[KindCodec, ...] = ()
+    """Of reducer "scheduled": kinds of layers with a codec of their own instead of `codec`."""
+
+    @property
+    def codecs(self) -> tuple[str, ...]:
+        """All that some layer may go by."""
+        return (self.codec, *(entry.codec for entry in self.by_kind))
+
+    def for_kind(self, kind: str) -> CompressionPlan:
+        """What holds for layers of this kind: one codec."""
+        codec = next((entry.codec for entry in self.by_kind if entry.kind == kind), self.codec)
+        return replace(self, codec=codec, by_kind=(), factors=())
+
+    def check_kinds(self, known: Iterable[str]) -> None:
+        """Refuse kinds of layers that the model does not have."""
+        there = sorted(set(known))
+        for entry in self.by_kind:
+            if entry.kind not in there:
+                raise SpecError(
+                    f"the plan has codec {entry.codec!r} for layers of kind {entry.kind!r}, but the model's trained layers are "
+                    f"of kind {', '.join(there)}: name one of these in by_kind"
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +158,7 @@ class Plan:
     @property
     def is_lossless(self) -> bool:
         """Gradients arrive as they were computed."""
-        return self.compression.codec in LOSSLESS_CODECS and self.comm.reducer != "averaged"
+        return set(self.compression.codecs) <= set(LOSSLESS_CODECS) and self.comm.reducer != "averaged"
 
     def validate(self, *, num_ranks: int, global_batch: int) -> None:
         """Refuse a plan that cannot run on this many ranks with this batch."""
@@ -144,7 +177,8 @@ class Plan:
         _check_known("collective", comm.collective, COLLECTIVES)
         _check_known("transport", comm.transport, TRANSPORTS)
         _check_known("priority", comm.priority, PRIORITIES)
-        _check_known("codec", self.compression.codec, CODECS)
+        for codec in self.compression.codecs:
+            _check_known("codec", codec, CODECS)
         _check_compression(self.compression)
         _check_comm(comm, num_ranks)
         if comm.reducer == "ddp" and min(samples) < 1:
@@ -183,6 +217,9 @@ def _check_compression(compression: CompressionPlan) -> None:
         )
     if compression.low_rank < 1:
         raise SpecError(f"the plan's low_rank is {compression.low_rank}: it must be at least 1, such as 4")
+    kinds = [entry.kind for entry in compression.by_kind]
+    if len(set(kinds)) < len(kinds):
+        raise SpecError(f"the plan's by_kind names layers of kinds {kinds}: each kind may have one codec")
 
 
 def _check_comm(comm: CommPlan, num_ranks: int) -> None:
@@ -217,9 +254,16 @@ def _check_codec(comm: CommPlan, compression: CompressionPlan) -> None:
             f"reducer {comm.reducer!r} sends no factors but the plan's are {list(compression.factors)}: "
             "use reducer 'scheduled'"
         )
-    if comm.transport == "mpi" and (compression.factors or codec in MESSAGE_CODECS):
+    if comm.reducer != "scheduled" and compression.by_kind:
         raise SpecError(
-            f"transport 'mpi' has no messages from rank to rank, which factors and codec {codec!r} need: "
+            f"reducer {comm.reducer!r} has one codec for all layers but the plan's by_kind names "
+            f"{', '.join(entry.kind for entry in compression.by_kind)}: use reducer 'scheduled'"
+        )
+    needs_messages = [name for name in compression.codecs if name in MESSAGE_CODECS]
+    if comm.transport == "mpi" and (compression.factors or needs_messages):
+        what = f"codec {needs_messages[0]!r}" if needs_messages else "factors"
+        raise SpecError(
+            f"transport 'mpi' has no messages from rank to rank, which {what} need{'s' if needs_messages else ''}: "
             "use transport 'gloo'"
         )
 

@@ -130,9 +130,14 @@ class Ranking:
         """What a simulator is likely to misjudge; one unit is about as far as errors stay alike."""
         num_units = len(self._simulator.wire_bytes(plan))
         transports = [float(plan.comm.transport == name) for name in self._space.transports]
-        codecs = [float(plan.compression.codec == name) for name in self._space.codecs]
+        codecs = [float(name in plan.compression.codecs) for name in self._space.codecs]
         reducers = [float(plan.comm.reducer == name) for name in ("ddp", "scheduled")]
-        ways = [plan.comm.crosses_steps, plan.comm.collective != "ring", bool(plan.compression.factors)]
+        ways = [
+            plan.comm.crosses_steps,
+            plan.comm.collective != "ring",
+            bool(plan.compression.factors),
+            bool(plan.compression.by_kind),
+        ]
         return (math.log2(max(num_units, 1)) / 2, *reducers, *map(float, ways), *transports, *codecs)
 
 

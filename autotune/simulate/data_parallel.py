@@ -41,6 +41,8 @@ class Units:
     wire_bytes: Floats
     gradient_bytes: Floats
     """What is encoded and decoded."""
+    codec: Ints
+    """Its place in `workloads.plan.CODECS`."""
     rebuilt_op: Ints
     """The op whose gradient is rebuilt of factors when they arrive; -1: none."""
     ready_op: Ints

@@ -7,11 +7,12 @@ loads on links, the same order.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
 
-from autotune.simulate.costs import NO_OVERHEAD, Costs
+from autotune.simulate.costs import NO_OVERHEAD, Costs, Lines
 from autotune.simulate.data_parallel import StepCosts, Units, expand
 from autotune.simulate.engine import Floats, Run, Site, Tasks, simulate
 from autotune.simulate.layout import Layout
@@ -25,7 +26,7 @@ from profilers.timeline import Timeline
 from results.forecast import Forecast, RankForecast
 from results.record import Limit, Prediction, WorkloadInfo
 from workloads.graph import OpGraph
-from workloads.plan import CommPlan, Plan
+from workloads.plan import CODECS, CommPlan, Plan
 
 _CROSSING_STEPS = 4
 """Steps until one is like the next where they overlap."""
@@ -77,7 +78,7 @@ class Simulator:
             num_units=len(units.wire_bytes),
             num_steps=_CROSSING_STEPS if crosses else 1,
             crosses=crosses,
-            coded=plan.compression.codec != "none" or bool(plan.compression.factors),
+            coded=set(plan.compression.codecs) != {"none"} or bool(plan.compression.factors),
         )
         tasks = expand(self._step_costs(plan, units, coded=layout.coded), units, layout)
         return tasks, layout, simulate(tasks, self._site_of(plan.comm))
@@ -176,12 +177,7 @@ class Simulator:
 
     def _codec_s(self, plan: Plan, units: Units, samples: Floats) -> tuple[Floats, Floats]:
         """To encode and decode each unit on each rank."""
-        codec, sent = plan.compression.codec, units.gradient_bytes > 0
-        nothing = np.zeros((len(samples), len(units.wire_bytes)))
-        encode_s, decode_s = (
-            side[codec].table(units.gradient_bytes) * sent if codec in side else nothing
-            for side in (self.costs.encode, self.costs.decode)
-        )
+        encode_s, decode_s = (_side_s(lines, plan, units) for lines in (self.costs.encode, self.costs.decode))
         return encode_s, decode_s + self._rebuild_s(units, samples) if plan.compression.factors else decode_s
 
     def _rebuild_s(self, units: Units, samples: Floats) -> Floats:
@@ -211,10 +207,11 @@ class Simulator:
         """DDP's buckets; of a lossy codec what is on the wire, and what it owes. Factors pass through no buffer."""
         if plan.comm.reducer == "ddp":
             return float(self.graph.param_bytes)
-        if plan.compression.codec == "none":
+        if plan.is_lossless or plan.comm.reducer == "averaged":
             return 0.0
         units = self._units_of(plan)
-        return float(units.wire_bytes[units.gradient_bytes > 0].sum() + units.gradient_bytes.sum())
+        lossy = (units.gradient_bytes > 0) & (units.codec != CODECS.index("none"))
+        return float(units.wire_bytes[lossy].sum() + units.gradient_bytes[lossy].sum())
 
     def _busy_s(self, simulated: Simulated) -> Floats:
         last = simulated.labels.step == simulated.num_steps - 1
@@ -225,6 +222,15 @@ class Simulator:
             minlength=len(self.costs.cluster.devices),
         )
         return busy.astype(np.float64)
+
+
+def _side_s(lines: Mapping[str, Lines], plan: Plan, units: Units) -> Floats:
+    """What every rank's codecs take for every unit, on the way out or in."""
+    seconds = np.zeros((len(plan.batch.samples), len(units.wire_bytes)))
+    for codec in lines.keys() & set(plan.compression.codecs):
+        sent = (units.gradient_bytes > 0) & (units.codec == CODECS.index(codec))
+        seconds += lines[codec].table(units.gradient_bytes) * sent
+    return seconds
 
 
 def _total(values: list[float | None]) -> float | None:

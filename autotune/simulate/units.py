@@ -24,7 +24,7 @@ from autotune.simulate.factors import factor_bytes
 from workloads.buckets import bucket_starts, bytes_reached, ddp_starts, num_partitions, unit_indices, unit_starts
 from workloads.cluster import Cluster
 from workloads.graph import OpGraph
-from workloads.plan import COLLECTIVES, ONE_ROUND_CODECS, CommPlan, CompressionPlan, Plan
+from workloads.plan import CODECS, COLLECTIVES, ONE_ROUND_CODECS, CommPlan, CompressionPlan, Plan
 from workloads.wire import GATHER, SUM, wire_bytes
 
 _WIDTH = 4
@@ -58,6 +58,7 @@ class _Message:
     """What counts against the credit."""
     loads: Floats
     """On each link."""
+    codec: str = "none"
     num_rounds: int = 1
     rebuilt_op: int = -1
     """The op whose gradient is rebuilt of factors, if any."""
@@ -71,6 +72,7 @@ class _Rows:
     wire_bytes: Floats
     first_op: Ints
     loads: Floats
+    codec: Ints
     num_rounds: Floats
     rebuilt_op: Ints
 
@@ -83,6 +85,7 @@ def _only_sums(sends: Sends) -> bool:
         sends.comm.reducer != "averaged"
         and sends.compression.codec in ONE_ROUND_CODECS
         and not sends.compression.factors
+        and not sends.compression.by_kind
     )
 
 
@@ -94,6 +97,7 @@ class UnitMaker:
         parameters = list(reversed(graph.parameters))
         self._graph, self._costs = graph, costs
         self._sizes = [parameter.num_bytes for parameter in parameters]
+        self._kinds = [parameter.kind for parameter in parameters]
         self._shapes = [parameter.shape or (max(parameter.num_bytes // _WIDTH, 1),) for parameter in parameters]
         self._op_of = np.array([order[parameter.op] for parameter in parameters], np.int64)
         self._size_array, self._reached = np.array(self._sizes, np.float64), bytes_reached(self._sizes)
@@ -115,6 +119,7 @@ class UnitMaker:
         return Units(
             wire_bytes=rows.wire_bytes,
             gradient_bytes=rows.gradient_bytes,
+            codec=rows.codec,
             rebuilt_op=rows.rebuilt_op,
             # A bucket that is complete waits for those before it.
             ready_op=rows.first_op if is_scheduled else np.minimum.accumulate(rows.first_op),
@@ -145,6 +150,7 @@ class UnitMaker:
             wire_bytes=wire_bytes,
             first_op=first_op,
             loads=wire_bytes[:, None] * self._sum_per_byte(comm),
+            codec=np.full(len(wire_bytes), CODECS.index(sends.compression.codec), np.int64),
             num_rounds=np.ones(len(wire_bytes)),
             rebuilt_op=np.full(len(wire_bytes), -1, np.int64),
         )
@@ -179,46 +185,52 @@ class UnitMaker:
             wire_bytes=np.array([message.wire_bytes for message in messages], np.float64),
             first_op=np.array([self._op_of[message.gradients].min() for message in messages], np.int64),
             loads=loads.reshape(len(messages), len(self._links)),
+            codec=np.array([CODECS.index(message.codec) for message in messages], np.int64),
             num_rounds=np.array([message.num_rounds for message in messages], np.float64),
             rebuilt_op=np.array([message.rebuilt_op for message in messages], np.int64),
         )
 
     def _mean(self, sends: Sends) -> _Message:
         """All parameters at the end of a step, once in so many: what that is per step."""
-        whole, every = self._whole(list(range(len(self._sizes))), sends), sends.comm.average_every
+        whole = self._whole(list(range(len(self._sizes))), sends.comm, sends.compression)
+        every = sends.comm.average_every
         return replace(whole, gradient_bytes=0.0, wire_bytes=whole.wire_bytes / every, loads=whole.loads / every)
 
     def _scheduled(self, sends: Sends) -> list[_Message]:
         names = [op.name for op in self._graph.ops]
         factored = set(sends.compression.factors)
         layers = [names[op] if names[op] in factored else None for op in self._op_of]
+        sends.compression.check_kinds(self._kinds)
+        ways = [sends.compression.for_kind(kind) for kind in self._kinds]
+        kinds = [way.codec for way in ways]
         messages = []
-        for gradients in unit_indices(sends.comm.partition_bytes, self._sizes, layers=layers):
+        for gradients in unit_indices(sends.comm.partition_bytes, self._sizes, kinds=kinds, layers=layers):
             if layers[gradients[0]] is not None:
                 messages.append(self._factors(gradients, sends))
             else:
-                messages += self._cut(self._whole(gradients, sends), sends)
+                messages += self._cut(self._whole(gradients, sends.comm, ways[gradients[0]]), sends.comm)
         return messages
 
-    def _whole(self, gradients: list[int], sends: Sends) -> _Message:
+    def _whole(self, gradients: list[int], comm: CommPlan, compression: CompressionPlan) -> _Message:
         """A unit as its codec sends it, all rounds together."""
         num_bytes, shapes = sum(self._sizes[index] for index in gradients), [self._shapes[index] for index in gradients]
         num_values = sum(map(math.prod, shapes))
         width = num_bytes // num_values
-        rounds = wire_bytes(sends.compression, shapes, self._num_ranks, width)
+        rounds = wire_bytes(compression, shapes, self._num_ranks, width)
         return _Message(
             gradients=gradients,
             gradient_bytes=num_bytes,
             wire_bytes=max(size for _, size in rounds),
-            loads=np.sum([self._round_loads(kind, size, sends.comm) for kind, size in rounds], axis=0),
+            loads=np.sum([self._round_loads(kind, size, comm) for kind, size in rounds], axis=0),
+            codec=compression.codec,
             num_rounds=len(rounds),
         )
 
-    def _cut(self, message: _Message, sends: Sends) -> list[_Message]:
+    def _cut(self, message: _Message, comm: CommPlan) -> list[_Message]:
         """Sums are cut into partitions; what goes from rank to rank is not."""
-        if sends.compression.codec not in ONE_ROUND_CODECS:
+        if message.codec not in ONE_ROUND_CODECS:
             return [message]
-        count = num_partitions(sends.comm.partition_bytes, int(message.wire_bytes), int(message.wire_bytes))
+        count = num_partitions(comm.partition_bytes, int(message.wire_bytes), int(message.wire_bytes))
         part = replace(
             message,
             gradient_bytes=message.gradient_bytes / count,

@@ -15,7 +15,7 @@ from autotune.search.descent import knob_plans
 from autotune.space import MAX_TILT, MIN_BUCKET_LOG2, Knobs, Space, max_bucket_log2, ways_to_send
 from results.record import StudyInfo
 from tests.results import sample
-from workloads.plan import CODECS, CommPlan
+from workloads.plan import CODECS, CommPlan, CompressionPlan, KindCodec
 from workloads.serial import from_data, to_data
 from workloads.split import Bounds, bounds, proportional
 
@@ -72,6 +72,7 @@ SCHEDULES: dict[str, Any] = {
     "reducers": ("bucketed", "crossing", "scheduled"),
     "collectives": ("ring", "shards"),
     "factors_for": lambda samples: ("fc1", "fc2") if min(samples) > 2 else ("fc1",),
+    "kinds": ("Linear", "Conv2d"),
 }
 
 
@@ -84,8 +85,25 @@ def test_knobs_of_schedules_make_plans_that_can_run_and_find_their_way_back() ->
         plan.check_runnable()
         seen.add((plan.comm.reducer, plan.comm.collective, bool(plan.compression.factors), plan.comm.crosses_steps))
         again = chosen.plan(chosen.point(plan))
-        assert (again.comm, again.compression.codec) == (plan.comm, plan.compression.codec)
+        assert (again.comm, again.compression.codecs) == (plan.comm, plan.compression.codecs)
+        assert again.compression.by_kind == plan.compression.by_kind
     assert len(seen) == 10  # plain buckets send no factors
+
+
+def test_a_kind_of_layers_may_be_compressed_alone_by_a_schedule() -> None:
+    chosen = space(**SCHEDULES)
+    knobs = Knobs(bucket_log2=20, codec="int8", transport="gloo", reducer="crossing", compressed="Linear")
+    compression = chosen.with_knobs((30, 20, 10, 4), knobs).compression
+    assert (compression.codec, compression.by_kind) == ("none", (KindCodec(kind="Linear", codec="int8"),))
+    plain = dataclasses.replace(knobs, codec="none")
+    assert chosen.with_knobs((30, 20, 10, 4), plain).compression.by_kind == ()
+    bucketed = dataclasses.replace(knobs, codec="bf16", reducer="bucketed")
+    assert chosen.with_knobs((30, 20, 10, 4), bucketed).compression == CompressionPlan(codec="bf16")
+
+
+def test_nothing_is_compressed_alone_where_nothing_may_be_lost() -> None:
+    assert "compressed" in [knob.name for knob in space(**SCHEDULES).knobs()]
+    assert "compressed" not in [knob.name for knob in space(codecs=("none",), **SCHEDULES).knobs()]
 
 
 def test_factors_follow_the_split() -> None:

@@ -1,13 +1,15 @@
 """What priority, crossing and factors are worth where communication takes half, as long, and twice as long as computing.
 
 `nox -s schedule_gain` (needs root) makes a lab for every workload and ratio, with links just fast enough, and keeps every
-contender of every cell, with its ideal, under results/published/schedule-gain; `-- again` makes the table of what is kept.
+contender of every cell, with its ideal, under results/published/schedule-gain; `-- vgg` measures one workload, `-- again` makes the
+table of what is kept.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -84,10 +86,10 @@ def cluster_text(workload: str, ratio: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def measure(folder: Path) -> None:
+def measure(folder: Path, workloads: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     autotune = str(Path(sys.executable).with_name("autotune"))
-    for workload in WORKLOADS:
+    for workload in workloads:
         for ratio in RATIOS:
             mix = folder / f"{workload}-x{ratio:g}.toml"
             mix.write_text(cluster_text(workload, ratio))
@@ -130,7 +132,7 @@ def _shown(cell: GainCell, name: str) -> str:
 
 def main() -> None:
     if sys.argv[1:] != ["again"]:
-        measure(PUBLISHED)
+        measure(PUBLISHED, sys.argv[1:] or WORKLOADS)
     text = table(PUBLISHED)
     put_between(PAGE, "<!-- gain -->", "<!-- /gain -->", text)
     sys.stdout.write(text + "\n")

@@ -48,8 +48,9 @@ def test_plans_per_second(benchmark, num_ops, least_tasks, bar):
             simulator.step_s(plan)
 
     benchmark.pedantic(predict_all, rounds=7, warmup_rounds=1)
-    benchmark.extra_info |= {"num_tasks": max(num_tasks), "plans_per_s": len(plans) / benchmark.stats["min"]}
-    assert len(plans) / benchmark.stats["min"] >= bar
+    per_s = len(plans) / benchmark.stats["median"]
+    benchmark.extra_info |= {"num_tasks": max(num_tasks), "plans_per_s": per_s, "bar": bar}
+    assert per_s >= bar
 
 
 def test_time_grows_no_faster_than_n_log_n(benchmark):

@@ -3,13 +3,16 @@
 Every plan of a grid was measured once in the lab (`measure_plans.py … grid`): torch DDP's default, then each bucket size
 and transport with several splits. Each method then searches the same grid through the replay evaluator, five seeds each,
 and is charged five steps a trial (two of them unscored). It has arrived when a plan it has measured takes at most 1/0.95
-of the grid's best. `nox -s tuning_cost` measures the grids (needs root, about 25 minutes), replays, and keeps both.
+of the grid's best. Then our search runs live, once in each lab, with all the knobs it has, and its plan is measured beside the
+grid's best (`live_tuning.py`). `nox -s tuning_cost` measures the grids (needs root, about 25 minutes), replays, searches live, and
+keeps everything; a grid that is there is not measured again.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -29,6 +32,7 @@ from autotune.study import as_record
 from results.environment import describe_environment
 from results.published_table import put_between
 from results.record import TrialRecord
+from results.stats import Ratio
 from results.store import read_json, write_json
 from tests.benchmarks.measured import MeasuredPlans
 from tests.benchmarks.prediction import PAGE, PROGRAM, ROOT, in_lab, lab
@@ -37,12 +41,26 @@ from workloads.registry import load_workload
 from workloads.split import bounds
 
 PUBLISHED = ROOT / "results" / "published" / "tuning-cost"
+LIVE = "tests.benchmarks.programs.live_tuning"
 
 CELLS = (("vgg", "mixed4"), ("gpt", "mixed-both4"), ("resnet", "slow-link4"))
 SEEDS = range(5)
 STEPS = 200
 EFFORT = Effort(warmup=2, steps=3, timeout_s=120)
 NEAR = 0.95
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveRun:
+    """Our search on the ranks of a lab, and its plan in turn with the grid's best and torch DDP's default."""
+
+    num_steps: int
+    """Training steps until it had enough."""
+    steps_to_95_of_own_best: int
+    plan: Plan
+    of_grid_best: Ratio
+    of_default: Ratio
+
 
 Method = Callable[[MeasuredPlans, ReplayedEvaluator, int], Iterator[TrialRecord]]
 
@@ -126,11 +144,22 @@ def space_of(grid: MeasuredPlans) -> Space:
     )
 
 
+def complete_of(grid: MeasuredPlans) -> list[TrialRecord]:
+    return [record for record in grid.records if record.step_s is not None]
+
+
+def best_of(grid: MeasuredPlans) -> TrialRecord:
+    return min(complete_of(grid), key=lambda record: record.step_s or 0.0)
+
+
+def default_of(grid: MeasuredPlans) -> TrialRecord:
+    return next(record for record in complete_of(grid) if record.plan.comm.reducer == "ddp")
+
+
 def replay(grid: MeasuredPlans, method: Method, seed: int) -> dict[str, Any]:
     """One search of up to 200 steps: when it arrived, and what it would keep in the end."""
-    complete = [record for record in grid.records if record.step_s is not None]
-    best_s = min(record.step_s for record in complete if record.step_s is not None)
-    default_s = next(record.step_s for record in complete if record.plan.comm.reducer == "ddp")
+    complete, best_s, default_s = complete_of(grid), best_of(grid).step_s, default_of(grid).step_s
+    assert best_s is not None
     assert default_s is not None
     evaluator, records, arrived = ReplayedEvaluator(complete), list[TrialRecord](), None
     for record in method(grid, evaluator, seed):
@@ -162,14 +191,19 @@ def judge(folder: Path) -> dict[str, Any]:
                 "median_of_best": median(run["of_best"] for run in runs),
                 "least_of_default": min(run["of_default"] for run in runs),
             }
+        if (live := live_file(path)).exists():
+            figures[cell]["live"] = read_json(LiveRun, live)
     return {"command": "nox -s tuning_cost", "environment": describe_environment(), "figures": figures}
 
 
 def table(figures: dict[str, Any]) -> str:
     """What the page on the simulator says: medians over the seeds."""
-    lines = ["| workload, mix | plans | " + " | ".join(METHODS) + " |", "|---|---|" + "---|" * len(METHODS)]
+    lines = [
+        "| workload, mix | plans | " + " | ".join(METHODS) + " | ours, live |",
+        "|---|---|" + "---|" * (len(METHODS) + 1),
+    ]
     for cell, found in figures.items():
-        cells = [_cell(found[name]) for name in METHODS]
+        cells = [*(_cell(found[name]) for name in METHODS), _live_cell(found.get("live"))]
         lines.append(f"| {cell} ({found['label']}) | {found['plans']} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -180,13 +214,34 @@ def _cell(found: dict[str, Any]) -> str:
     return f"{arrived}; {100 * found['median_of_best']:.0f} % of the best, {found['least_of_default']:.2f}x the default at least"
 
 
+def _live_cell(live: LiveRun | None) -> str:
+    if live is None:
+        return "not run"
+    ratio = live.of_grid_best
+    return (
+        f"ended after {live.num_steps} steps; {ratio.value:.3f}x the grid's best ({ratio.low:.3f}-{ratio.high:.3f}), "
+        f"{live.of_default.value:.2f}x the default"
+    )
+
+
+def live_file(grid: Path) -> Path:
+    return grid.with_name(grid.name.replace("grid-", "live-"))
+
+
+def measure_all() -> None:
+    """Grids that are not there yet, and a live search each."""
+    for workload, cluster in CELLS:
+        grid = PUBLISHED / f"grid-{workload}@{cluster}.json"
+        with lab(cluster):
+            if not grid.exists():
+                in_lab([sys.executable, "-m", PROGRAM, workload, cluster, str(grid), "grid"])
+            in_lab([sys.executable, "-m", LIVE, str(grid), str(live_file(grid))])
+
+
 def main() -> None:
     PUBLISHED.mkdir(parents=True, exist_ok=True)
     if sys.argv[1:] != ["again"]:
-        for workload, cluster in CELLS:
-            with lab(cluster):
-                out = PUBLISHED / f"grid-{workload}@{cluster}.json"
-                in_lab([sys.executable, "-m", PROGRAM, workload, cluster, str(out), "grid"])
+        measure_all()
     found = judge(PUBLISHED)
     write_json(PUBLISHED / "figures.json", found)
     put_between(PAGE, "<!-- tuning -->", "<!-- /tuning -->", table(found["figures"]))

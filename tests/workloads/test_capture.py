@@ -248,10 +248,10 @@ def test_parameters_are_listed_as_the_model_names_them_each_with_its_op() -> Non
     model = nn.Sequential(Scaled(), nn.Linear(12, 3))
     model[0].child.bias.requires_grad_(requires_grad=False)
     assert graph_of(model, flat).parameters == (
-        Parameter(name="0.scale", op="0", num_bytes=144 * FLOAT, shape=(12, 12)),
-        Parameter(name="0.child.weight", op="0.child", num_bytes=144 * FLOAT, shape=(12, 12)),
-        Parameter(name="1.weight", op="1", num_bytes=36 * FLOAT, shape=(3, 12)),
-        Parameter(name="1.bias", op="1", num_bytes=3 * FLOAT, shape=(3,)),
+        Parameter(name="0.scale", op="0", num_bytes=144 * FLOAT, shape=(12, 12), kind="Scaled"),
+        Parameter(name="0.child.weight", op="0.child", num_bytes=144 * FLOAT, shape=(12, 12), kind="Linear"),
+        Parameter(name="1.weight", op="1", num_bytes=36 * FLOAT, shape=(3, 12), kind="Linear"),
+        Parameter(name="1.bias", op="1", num_bytes=3 * FLOAT, shape=(3,), kind="Linear"),
     )
 
 

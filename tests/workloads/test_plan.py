@@ -8,7 +8,18 @@ import json
 import pytest
 
 from workloads.errors import SpecError
-from workloads.plan import CODECS, MIB, REDUCERS, TRANSPORTS, BatchPlan, CommPlan, CompressionPlan, Plan, default_plan
+from workloads.plan import (
+    CODECS,
+    MIB,
+    REDUCERS,
+    TRANSPORTS,
+    BatchPlan,
+    CommPlan,
+    CompressionPlan,
+    KindCodec,
+    Plan,
+    default_plan,
+)
 from workloads.serial import from_data, to_data
 
 SAMPLES = (27, 18, 13, 6)
@@ -118,10 +129,35 @@ def test_only_the_codec_decides_whether_a_plan_is_lossless(codec: str, lossless:
     assert plan(codec=codec).is_lossless is lossless
 
 
-def test_equal_plans_have_equal_fingerprints_also_after_json() -> None:
-    again = from_data(Plan, json.loads(json.dumps(to_data(plan()))), "plan")
-    assert again == plan()
-    assert again.fingerprint() == plan().fingerprint()
+def by_kind(*pairs: tuple[str, str], reducer: str = "scheduled", transport: str = "gloo") -> Plan:
+    codecs = tuple(KindCodec(kind=kind, codec=codec) for kind, codec in pairs)
+    return dataclasses.replace(plan(reducer=reducer, transport=transport), compression=CompressionPlan(by_kind=codecs))
+
+
+def test_one_lossy_kind_of_layers_makes_a_plan_lossy() -> None:
+    assert not by_kind(("Linear", "fp16")).is_lossless
+    assert by_kind(("Linear", "none")).is_lossless
+
+
+def test_codecs_of_kinds_are_checked_like_any_other() -> None:
+    by_kind(("Linear", "int8"), ("Conv2d", "fp16")).validate(num_ranks=4, global_batch=64)
+    assert "'zip': it must be one of none, fp16" in refusal(by_kind(("Linear", "zip")))
+    assert refusal(by_kind(("Linear", "fp16"), ("Linear", "bf16"))).endswith("each kind may have one codec")
+    assert refusal(by_kind(("Linear", "fp16"), reducer="bucketed")).endswith("use reducer 'scheduled'")
+    assert "which codec 'topk' needs" in refusal(by_kind(("Linear", "topk"), transport="mpi"))
+
+
+def test_a_kind_goes_by_its_own_codec_and_the_rest_by_the_plans() -> None:
+    chosen = CompressionPlan(codec="bf16", top_share=0.3, by_kind=(KindCodec(kind="Linear", codec="topk"),))
+    assert chosen.for_kind("Linear") == CompressionPlan(codec="topk", top_share=0.3)
+    assert chosen.for_kind("Conv2d") == CompressionPlan(codec="bf16", top_share=0.3)
+
+
+@pytest.mark.parametrize("kept", [plan(), by_kind(("Linear", "fp16"))], ids=["one codec", "by kind"])
+def test_equal_plans_have_equal_fingerprints_also_after_json(kept: Plan) -> None:
+    again = from_data(Plan, json.loads(json.dumps(to_data(kept))), "plan")
+    assert again == kept
+    assert again.fingerprint() == kept.fingerprint()
 
 
 def test_norms_count_for_the_fingerprint_only_if_they_are_synchronised() -> None:
@@ -148,6 +184,7 @@ def test_every_field_counts_for_the_fingerprint() -> None:
         plan(codec="bf16"),
         dataclasses.replace(plan(), compression=CompressionPlan(top_share=0.02)),
         dataclasses.replace(plan(), compression=CompressionPlan(low_rank=2)),
+        dataclasses.replace(plan(), compression=CompressionPlan(by_kind=(KindCodec(kind="Linear", codec="fp16"),))),
     ]
     assert len({variant.fingerprint() for variant in variants}) == len(variants)
 

@@ -29,6 +29,7 @@ from autotune.runtime.reducer import Sent, sent_over
 from autotune.runtime.traced_group import Delivery
 from profilers.ranges import Ranges
 from workloads.buckets import unit_indices
+from workloads.capture import owner_kind
 from workloads.errors import SpecError, TrialTimeoutError
 from workloads.plan import CommPlan, Plan
 
@@ -275,10 +276,13 @@ def _make_units(
     """Parameters from last to first, fused up to a partition; layers that send factors alone."""
     factors = factored_layers(model, plan.compression.factors, make_factors)
     trained = [p for p in reversed(list(model.parameters())) if p.requires_grad]
+    kinds = {id(p): owner_kind(model, path) for path, p in model.named_parameters()}
+    plan.compression.check_kinds(kinds[id(p)] for p in trained)
+    ways = [plan.compression.for_kind(kinds[id(p)]) for p in trained]
     cut = unit_indices(
         plan.comm.partition_bytes,
         [p.numel() * p.element_size() for p in trained],
-        kinds=[(p.dtype, p.device) for p in trained],
+        kinds=[(p.dtype, p.device, way.codec) for p, way in zip(trained, ways, strict=True)],
         layers=[factors.get(id(p)) for p in trained],
     )
     units = []
@@ -287,7 +291,7 @@ def _make_units(
         if (layer := factors.get(id(parameters[0]))) is not None:
             units.append(Unit(index, layer.parameters, layer))
         else:
-            codec = make_codec(plan.compression, UnitShape.of(parameters, group))
+            codec = make_codec(ways[places[0]], UnitShape.of(parameters, group))
             units.append(Unit(index, parameters, codec))
     return units
 

@@ -1,6 +1,6 @@
 """Run by mpirun: parameters after scheduled training against plain training of one process on the whole batch.
 
-`python equal_training.py STEPS DTYPE [quick]`; prints one JSON line per case from rank 0. In float32 the yardstick is the
+`python equal_training.py STEPS DTYPE MODEL…|quick`; prints one JSON line per case from rank 0. In float32 the yardstick is the
 difference of two plain trainings that add up the same gradients in another order of ranks.
 """
 
@@ -25,7 +25,9 @@ from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
 from workloads.registry import load_workload
 from workloads.split import bounds, proportional
 
-NUM_STEPS, DTYPE, QUICK = int(sys.argv[1]), sys.argv[2], sys.argv[3:] == ["quick"]
+NUM_STEPS, DTYPE, MODELS = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+NUM_PARTS = 24
+"""Into which a model is cut, about."""
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "sgd": lambda p: SGD(p, lr=0.05),
     "momentum": lambda p: SGD(p, lr=0.02, momentum=0.9, weight_decay=1e-3),
@@ -159,10 +161,10 @@ def linear_layers(model: nn.Module) -> tuple[str, ...]:
 
 def cases() -> Iterator[tuple[str, str, list[str]]]:
     """Every model with every optimizer; every way with one of them, the ways that touch optimizers with all."""
-    if QUICK:
+    if MODELS == ["quick"]:
         yield from [("mlp", "adamw", list(WAYS)), ("tied", "momentum", list(WAYS))]
         return
-    for job in JOBS:
+    for job in MODELS:
         for optimizer in OPTIMIZERS:
             yield job, optimizer, list(WAYS) if optimizer == "adamw" else ["crossing", "factors"]
 
@@ -179,8 +181,9 @@ def main() -> None:
         )
         model = plain(job, optimizer_name, uneven, list(range(size)))
         floor = distance(plain(job, optimizer_name, uneven, list(reversed(range(size)))), model)
+        partition = sum(p.numel() * p.element_size() for p in model.parameters()) // NUM_PARTS
         for way in ways:
-            options = {"partition_bytes": 3000, "credit_bytes": 9000, "crosses_steps": True} | WAYS[way]
+            options = {"partition_bytes": partition, "credit_bytes": 3 * partition, "crosses_steps": True} | WAYS[way]
             factors = linear_layers(model) if options.pop("factors", False) else ()
             if options.get("collective") == "server":
                 options["servers"] = (size - 1,)

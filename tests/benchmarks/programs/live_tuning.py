@@ -1,0 +1,78 @@
+"""Run by mpirun in a lab: our search with at most 200 training steps, then its plan beside the best of a recorded grid.
+
+live_tuning.py GRID.json OUT.json: workload and mix are the grid's. The plan that the search stands for, the grid's best and
+torch DDP's default run in turn, so the grid's best is measured anew and its luck is not counted.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from autotune.bench import Bench, set_up
+from autotune.job import Job, check_job
+from autotune.network_profile import measure_all_reduces
+from autotune.predict import bench_simulator
+from autotune.race import Lane, tune
+from autotune.runtime.control import start_control
+from autotune.runtime.crew import follow
+from autotune.runtime.trial import Effort
+from autotune.tuners import GuidedSearch, SearchOptions
+from results.profile import CollectiveProfile
+from results.progress import SweepProgress
+from results.stats import speedup
+from results.store import read_json, write_json
+from tests.benchmarks.measured import MeasuredPlans
+from tests.benchmarks.tuning_cost import EFFORT, NEAR, STEPS, LiveRun, best_of, default_of
+
+ROUNDS, STEPS_PER_ROUND = 10, 2
+STEPS_PER_TRIAL = EFFORT.warmup + EFFORT.steps
+
+
+def search(job: Job, bench: Bench, all_reduces: tuple[CollectiveProfile, ...]) -> Lane:
+    trials = STEPS // STEPS_PER_TRIAL
+    options = SearchOptions(trials=trials - 1)
+    lane = Lane(tuner=GuidedSearch(bench, options, simulator=bench_simulator(job, bench, all_reduces)))
+    progress = SweepProgress(Console(stderr=True, force_terminal=False))
+    progress.start(trials, f"live: {bench.info.name} on {bench.cluster.name}")
+    tune([lane], bench, EFFORT, trials, progress)
+    return lane
+
+
+def live(bench: Bench, grid: MeasuredPlans, lane: Lane) -> LiveRun:
+    chosen = lane.tuner.choice(lane.records)
+    assert chosen is not None
+    plans = [default_of(grid).plan, best_of(grid).plan, chosen.plan]
+    default, best, ours = bench.crew.contest(
+        plans, ROUNDS, Effort(warmup=2, steps=STEPS_PER_ROUND, timeout_s=600, traced=False)
+    )
+    near_s = min(record.step_s for record in lane.records if record.step_s is not None) / NEAR
+    arrived = next(record.number for record in lane.records if record.step_s is not None and record.step_s <= near_s)
+    return LiveRun(
+        num_steps=len(lane.records) * STEPS_PER_TRIAL,
+        steps_to_95_of_own_best=(arrived + 1) * STEPS_PER_TRIAL,
+        plan=chosen.plan,
+        of_grid_best=speedup(best.steps_s, ours.steps_s),
+        of_default=speedup(default.steps_s, ours.steps_s),
+    )
+
+
+def main() -> None:
+    grid_file, out = map(Path, sys.argv[1:])
+    grid = read_json(MeasuredPlans, grid_file)
+    control = start_control()
+    job = Job(workload=grid.workload.name, clusters=(grid.cluster.name,), results=out.parent)
+    (cluster,) = check_job(job, control.size)
+    bench = set_up(job, cluster, control)
+    all_reduces = measure_all_reduces(bench, control, timeout_s=job.timeout_s)
+    if not control.is_leader:
+        follow(control, bench.runner)
+        return
+    found = live(bench, grid, search(job, bench, all_reduces))
+    bench.crew.dismiss()
+    write_json(out, found)
+
+
+main()
