@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
 
 from autotune.bench import Bench, agreed
 from autotune.job import Job
@@ -14,6 +15,8 @@ from results.fits import MemoryFit, TransferFit, WorkFit
 from results.profile import CodecProfile, CodecRow, OpProfile, RankProfile, StepPoint
 from workloads.graph import OpGraph
 from workloads.plan import CODECS
+
+T = TypeVar("T")
 
 _BUDGET_S = 10.0
 """How long the ops of one rank may be measured, if three rounds do not take longer."""
@@ -33,9 +36,23 @@ def measure_device(job: Job, bench: Bench, control: Control, *, host: str) -> tu
             probe.close()
 
     found = agreed(control, measure)
-    codecs = agreed(control, lambda: measured_codecs(bench))
+    codecs = one_by_one(control, lambda: measured_codecs(bench), at_once=not bench.cluster.is_emulated)
     own = rank_profile(bench.graph, found, rank=rank, device=bench.cluster.devices[rank].name, host=host)
     return tuple(control.share(dataclasses.replace(own, codecs=codecs)))
+
+
+def one_by_one(control: Control, measure: Callable[[], T], *, at_once: bool) -> T:
+    """Emulated ranks share the cores of one machine, though most of a step they sleep: they measure in turn, or they would
+    slow each other down as they do not in training. Real ones measure `at_once`.
+    """
+    if at_once:
+        return agreed(control, measure)
+    found = [agreed(control, measure if turn == control.rank else _nothing) for turn in range(control.size)]
+    return cast("T", found[control.rank])
+
+
+def _nothing() -> None:
+    """It is another rank's turn."""
 
 
 def measured_codecs(bench: Bench) -> tuple[CodecProfile, ...]:

@@ -2,7 +2,7 @@
 
 Gradients are float32, of several sizes, as one matrix that is nearly square. Codecs and sizes take turns, so that whatever
 disturbs the machine disturbs all of them, and the median over the turns counts. The wire tensors are made anew each time, as
-the reducer does. All ranks measure at the same time, as they encode at the same time in training.
+the reducer does. Whether ranks measure at the same time is the caller's business (`autotune.device_profile`).
 
 A codec exchanges its rounds with itself, as the only rank of a job would: what follows the first round counts as decoding.
 So what a codec must do for each further rank (with "topk", add its values) is not in the figures.

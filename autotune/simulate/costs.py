@@ -22,6 +22,12 @@ class OpTimes:
     per_sample_s: Floats
     launch_s: Floats
 
+    @property
+    def one_more_s(self) -> Floats:
+        """What one more sample adds to a product: its arithmetic where that is known by itself, else the measured slope."""
+        taken: Floats = np.where(self.arithmetic_s > 0, self.arithmetic_s, self.per_sample_s)
+        return taken
+
     def seconds(self, samples: Floats) -> Floats:
         taken: Floats = pass_seconds(self.arithmetic_s, self.fixed_s, self.per_sample_s, self.launch_s, samples)
         return taken

@@ -185,7 +185,7 @@ class Simulator:
         the layer's forward arithmetic as the others have.
         """
         made = units.rebuilt_op >= 0
-        per_sample: Floats = self.costs.forward.arithmetic_s[:, np.where(made, units.rebuilt_op, 0)] * made
+        per_sample: Floats = self.costs.forward.one_more_s[:, np.where(made, units.rebuilt_op, 0)] * made
         others = samples.sum() - samples
         taken: Floats = per_sample * others[:, None]
         return taken

@@ -60,6 +60,8 @@ class _Message:
     """On each link."""
     codec: str = "none"
     num_rounds: int = 1
+    num_sums: int = 1
+    """Times that the software of a collective is paid for: one for each sum; rounds of messages overlap."""
     rebuilt_op: int = -1
     """The op whose gradient is rebuilt of factors, if any."""
 
@@ -74,6 +76,7 @@ class _Rows:
     loads: Floats
     codec: Ints
     num_rounds: Floats
+    num_sums: Floats
     rebuilt_op: Ints
 
     def ordered(self, order: Ints) -> _Rows:
@@ -125,7 +128,7 @@ class UnitMaker:
             ready_op=rows.first_op if is_scheduled else np.minimum.accumulate(rows.first_op),
             first_op=rows.first_op,
             priority=rows.first_op if is_scheduled and comm.priority == "layer" else np.arange(len(rows.first_op)),
-            fixed_s=self._costs.transports.get(comm.transport, NO_OVERHEAD).overhead(rows.wire_bytes),
+            fixed_s=rows.num_sums * self._costs.transports.get(comm.transport, NO_OVERHEAD).overhead(rows.wire_bytes),
             latency_s=rows.num_rounds * self._latency_s[comm.collective],
             load_link=self._links,
             load_bytes=rows.loads,
@@ -152,6 +155,7 @@ class UnitMaker:
             loads=wire_bytes[:, None] * self._sum_per_byte(comm),
             codec=np.full(len(wire_bytes), CODECS.index(sends.compression.codec), np.int64),
             num_rounds=np.ones(len(wire_bytes)),
+            num_sums=np.ones(len(wire_bytes)),
             rebuilt_op=np.full(len(wire_bytes), -1, np.int64),
         )
 
@@ -187,6 +191,7 @@ class UnitMaker:
             loads=loads.reshape(len(messages), len(self._links)),
             codec=np.array([CODECS.index(message.codec) for message in messages], np.int64),
             num_rounds=np.array([message.num_rounds for message in messages], np.float64),
+            num_sums=np.array([message.num_sums for message in messages], np.float64),
             rebuilt_op=np.array([message.rebuilt_op for message in messages], np.int64),
         )
 
@@ -224,6 +229,7 @@ class UnitMaker:
             loads=np.sum([self._round_loads(kind, size, comm) for kind, size in rounds], axis=0),
             codec=compression.codec,
             num_rounds=len(rounds),
+            num_sums=max(sum(kind == SUM for kind, _ in rounds), 1),
         )
 
     def _cut(self, message: _Message, comm: CommPlan) -> list[_Message]:
