@@ -39,7 +39,7 @@ class ScriptSteering:
             self._report(now_s)
             self._closed = self._closing(now_s - self._begun_s)
             self._num_steps += 1
-            plan = self._pilot.word(self._num_steps)
+            plan = self._pilot.word(self._num_steps).plan
             if plan is not None:
                 self._data.resplit(step, plan.batch.samples)
         self._num_samples = self._data.num_samples(step)
