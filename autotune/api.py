@@ -18,36 +18,33 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from autotune.job import read_plan_file
-from autotune.online.controller import Controller
+from autotune.retune_script import as_engine_runs, script_controller
 from autotune.runtime.comm.engine import Engine
 from autotune.runtime.comm.exchange import Setting
 from autotune.runtime.comm.initial_values import share_initial_values
 from autotune.runtime.control import Control, start_control
-from autotune.runtime.groups import Groups
+from autotune.runtime.groups import Groups, KeptGroups
+from autotune.runtime.link_look import arrivals
 from autotune.runtime.pilot import Pilot
 from autotune.runtime.prefetch import Loading
-from autotune.runtime.script_steering import ScriptSteering
+from autotune.runtime.script_steering import Look, ScriptSteering
 from autotune.runtime.sync_batch_norm import SyncNorms, batch_norms
 from autotune.runtime.training_data import TrainingData
 from results.decision import Decision
 from results.wording import local_norms_warning
 from workloads.cluster import load_cluster
 from workloads.errors import SpecError
-from workloads.plan import CommPlan, Plan
-from workloads.split import bounds
+from workloads.plan import Plan
 
-UNLIMITED_BYTES = 2**62
 _TIMEOUT_S = 1800.0
 """The longest wait for other ranks."""
 
@@ -64,14 +61,23 @@ class Parallel:
         *,
         seed: int,
         norms: SyncNorms | None = None,
-        pilot: Pilot | None = None,
     ) -> None:
         self._engine, self._leave, self._norms = engine, leave, norms
         self._data = TrainingData(plan.batch.samples, rank, seed=seed)
         self._steering: ScriptSteering | None = None
-        if pilot is not None:
-            self._steering = ScriptSteering(engine.model, engine, pilot, self._data)
         self.plan, self.rank = plan, rank
+
+    def _steer(self, pilot: Pilot, engine_for: Callable[[Plan], Engine], look: Look) -> None:
+        """Follow what a pilot says. `engine_for`: made by all ranks together, once the one before it is gone."""
+
+        def switch(plan: Plan) -> Engine:
+            weight = self._engine.weight
+            self._engine.detach(None)
+            self._engine, self.plan = engine_for(plan), plan
+            self._engine.weight = weight
+            return self._engine
+
+        self._steering = ScriptSteering(self._engine.model, self._engine, self.plan, pilot, self._data, switch, look)
 
     def batches(
         self,
@@ -175,22 +181,26 @@ def parallelize(  # noqa: PLR0913 - what a script may choose
 
     `plan`: a plan, or a file that `autotune best --export` wrote. `cluster`: the mix it was made for, if its links are to
     count where shards are owned. `sync_norm`: BatchNorm layers take their statistics over all ranks, whatever the plan says;
-    without it results depend on the split. `online`: samples move to other ranks when devices get slower or faster, which
-    rank 0's `on_decision` is told of; it does not change what is computed (docs/online.md).
+    without it results depend on the split. `online`: samples move to other ranks when devices get slower or faster, and
+    gradients travel another way when that is surely better, which rank 0's `on_decision` is told of; it does not change what
+    is computed (docs/online.md).
     """
     control = start_control()
     chosen = plan if isinstance(plan, Plan) else read_plan_file(str(plan)).plan
     chosen = _checked(chosen, control)
     leave = ExitStack()
-    groups = Groups(control, load_cluster(cluster).for_ranks(control.size))
+    mix = load_cluster(cluster).for_ranks(control.size)
+    groups = Groups(control, mix)
     comm = chosen.comm
-    group = leave.enter_context(
-        groups.open(comm.transport, collective=comm.collective, servers=comm.servers, timeout_s=_TIMEOUT_S)
-    )
+    kept = KeptGroups(groups, leave, timeout_s=_TIMEOUT_S)
     samples = chosen.batch.samples
     setting = Setting(weight=samples[control.rank] / sum(samples), timeout_s=_TIMEOUT_S)
-    share_initial_values(model, group)
-    engine = Engine(model, optimizer, chosen, group, setting)
+
+    def engine_for(plan: Plan) -> Engine:
+        return Engine(model, optimizer, plan, kept.of(plan.comm), setting)
+
+    share_initial_values(model, kept.of(comm))
+    engine = engine_for(chosen)
     norms = None
     if sync_norm or chosen.batch.sync_norm:
         own_group = leave.enter_context(
@@ -199,16 +209,12 @@ def parallelize(  # noqa: PLR0913 - what a script may choose
         norms = SyncNorms(model, own_group)
     elif control.is_leader and (text := local_norms_warning(len(batch_norms(model)), num_ranks=control.size)):
         warnings.warn(text, stacklevel=2)
-    pilot = _pilot(chosen, group, on_decision) if online else None
-    return Parallel(engine, chosen, control.rank, leave, seed=seed, norms=norms, pilot=pilot)
-
-
-def _pilot(plan: Plan, group: dist.ProcessGroup, on_decision: Callable[[Decision], None]) -> Pilot:
-    """Every rank keeps one sample at least: a script cannot go without."""
-    total, decide = sum(plan.batch.samples), None
-    if group.rank() == 0:
-        decide = Controller(plan, bounds(group.size(), total, minimum=1), total, on_decision=on_decision).decide
-    return Pilot(group, decide, timeout_s=_TIMEOUT_S)
+    job = Parallel(engine, chosen, control.rank, leave, seed=seed, norms=norms)
+    if online:
+        controller = script_controller(model, chosen, mix, on_decision) if control.is_leader else None
+        pilot = Pilot(kept.of(comm), controller.decide if controller is not None else None, timeout_s=_TIMEOUT_S)
+        job._steer(pilot, engine_for, lambda: arrivals(kept.of(job.plan.comm), groups.stand_ins))
+    return job
 
 
 def _checked(plan: Plan, control: Control) -> Plan:
@@ -221,15 +227,4 @@ def _checked(plan: Plan, control: Control) -> Plan:
             f"the plan gives a rank no samples ({list(samples)}): a training script needs one at least on every rank; "
             "run the sweep on the ranks that are to train"
         )
-    if plan.comm.reducer == "scheduled":
-        return plan
-    comm = CommPlan(
-        reducer="scheduled",
-        transport=plan.comm.transport,
-        collective=plan.comm.collective,
-        servers=plan.comm.servers,
-        partition_bytes=plan.comm.bucket_bytes,
-        credit_bytes=UNLIMITED_BYTES,
-        priority="fifo",
-    )
-    return replace(plan, comm=comm)
+    return as_engine_runs(plan)

@@ -106,7 +106,7 @@ def reverted(best: Plan, default: Plan) -> list[Entry]:
         ("crossing", "a barrier every step", _with_comm(best, crosses_steps=False)),
         ("factors", "no factors", dataclasses.replace(best, compression=dataclasses.replace(compression, factors=()))),
         ("codec", f"codec {default.compression.codec}", dataclasses.replace(best, compression=plain_codec)),
-        ("collective", "a ring", _with_comm(best, collective="ring", servers=())),
+        ("collective", "a ring", _with_comm(best, collective="ring", servers=(), shares=())),
         ("reducer", "plain buckets" if is_scheduled else "DDP reducer", _plainer(best)),
         ("transport", f"over {default.comm.transport}", _with_comm(best, transport=default.comm.transport)),
     ]
@@ -129,6 +129,7 @@ def _plainer(plan: Plan) -> Plan:
         transport=plan.comm.transport,
         collective=plan.comm.collective,
         servers=plan.comm.servers,
+        shares=plan.comm.shares,
         bucket_bytes=plan.comm.partition_bytes,
     )
     return dataclasses.replace(plan, comm=comm, compression=dataclasses.replace(plan.compression, factors=()))

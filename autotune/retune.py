@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from autotune.bench import Bench
 from autotune.job import Job
-from autotune.online.candidates import Candidates, candidates
+from autotune.online.candidates import ALL_PARTS, Candidates, Parts, candidates
 from autotune.online.comm_controller import CommController
 from autotune.online.controller import Controller
 from autotune.online.known import known_of
@@ -21,18 +22,33 @@ from workloads.plan import Plan
 LEARNED_FOLDER = "learned"
 
 
-def make_controller(job: Job, bench: Bench, plan: Plan, on_decision: Callable[[Decision], None]) -> Controller:
-    """Follows devices and links, from what earlier runs of this workload on this mix have taught."""
+def make_controller(
+    job: Job, bench: Bench, plan: Plan, on_decision: Callable[[Decision], None], parts: Parts = ALL_PARTS
+) -> Controller:
+    """Follows devices and links, from what earlier runs of this workload on this mix have taught. `parts`: what may change."""
     cluster = bench.cluster
     space = bench.space((1.0,) * len(cluster.devices), allow_lossy=job.allow_lossy)
     costs = cost_model(bench.graph, cluster) if cluster.is_emulated else None
     transport = plan.comm.transport
 
     def offers(running: Plan) -> Candidates:
-        return candidates(space, running.batch.samples, transport=transport, also=[running])
+        offered = candidates(space, running.batch.samples, transport=transport, also=[running])
+        allowed = [candidate for candidate in offered.plans if parts.allow(candidate, running)]
+        return offered if parts == ALL_PARTS else Candidates(plans=tuple(allowed))
 
-    comm = CommController(known_of(bench.graph, costs, transport), offers, load_memory(learned_file(job, bench)))
-    return Controller(plan, bench.limits, bench.info.global_batch, comm=comm, on_decision=on_decision)
+    memory = load_memory(learned_file(job, bench))
+    comm = CommController(
+        known_of(bench.graph, costs, transport), offers, memory, cluster=cluster if parts.collective else None
+    )
+    return Controller(
+        plan,
+        bench.limits,
+        bench.info.global_batch,
+        comm=comm,
+        moves_samples=parts.samples,
+        on_decision=on_decision,
+        clock=time.perf_counter,
+    )
 
 
 def learned_file(job: Job, bench: Bench) -> Path:

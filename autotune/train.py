@@ -18,6 +18,7 @@ from profilers.breakdown import break_down, largest_costs
 from profilers.perfetto import check_trace_file, write_trace
 from results.best import check_made_for, load_best
 from results.decision import Decision
+from results.decision_spans import with_decisions
 from results.record import BestPlan, TrialState
 from results.stats import Ratio, speedup
 from results.training import Stretch, TrainingReport
@@ -79,8 +80,9 @@ def lead_training(job: Job, bench: Bench, watcher: Watcher) -> TrainingReport:
     if controller is not None and controller.comm is not None:
         save_memory(learned_file(job, bench), controller.comm.memory)
     breakdown = break_down(done.measured.timeline)
+    decisions = tuple(controller.decisions) if controller is not None else ()
     if job.trace is not None:
-        write_trace(done.measured.timeline, job.trace)
+        write_trace(with_decisions(done.measured.timeline, decisions), job.trace)
     return TrainingReport(
         workload=bench.info.name,
         cluster=bench.cluster.name,
@@ -96,7 +98,7 @@ def lead_training(job: Job, bench: Bench, watcher: Watcher) -> TrainingReport:
         speedup=ratio,
         ranks=done.measured.ranks,
         breakdown=breakdown,
-        decisions=tuple(controller.decisions) if controller is not None else (),
+        decisions=decisions,
         costs=largest_costs(breakdown),
         warnings=warnings(bench, kept.plan),
     )

@@ -160,3 +160,5 @@ class StepRow:
     """Forward and backward pass of each, without waiting."""
     closed: tuple[StepStats, ...] | None
     """How the step before ended on each; None before the second step."""
+    arrivals: tuple[tuple[float, ...], ...] | None = None
+    """Where links were looked at before this step: bytes per second that each rank has received, by round."""

@@ -13,7 +13,8 @@ class Span:
 
     rank: int
     lane: str
-    """What was busy: "compute", "comm" or "host"; and what explains it: "ranges", "ops", "device" (from torch.profiler)."""
+    """What was busy: "compute", "comm" or "host"; and what explains it: "ranges", "ops", "device" (from torch.profiler), and
+    "decisions" (by which plan a retuned run went)."""
     kind: str
     """On lane "compute": "forward", "backward", "optimizer". On "host": "data", "wait" (blocked on gradients). On "comm":
     "queue" (gradients are ready but not yet sent) and "comm" (a collective, from when this rank joined it). On "ranges":

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from results.console import show_breakdown
-from results.decision import Decision
+from results.decision import Decision, in_words
 from results.stats import Ratio
 from results.training import TrainingReport
 from results.units import format_interval, format_ms, format_rate, format_times, plan_summary
@@ -77,12 +77,6 @@ def show_training(console: Console, report: TrainingReport) -> None:
         title = f"Under {report.trace} ({report.label}): mean step between changes"
         console.print(Text(title, style="bold"))
         console.print(_stretch_table(report))
-
-
-def in_words(decision: Decision) -> str:
-    """What was decided, and why."""
-    gain = f", expected to save {100 * decision.predicted_gain:.0f} %" if decision.predicted_gain > 0 else ""
-    return f"{decision.kind}: {decision.reason}; now {plan_summary(decision.plan)}{gain}"
 
 
 def _against_default(ratio: Ratio | None) -> str:

@@ -86,7 +86,9 @@ def way_to_send(comm: CommPlan) -> str:
     scheduled = "crossing" if comm.crosses_steps else "scheduled"
     averaged = f"mean of models every {comm.average_every} steps"
     name = {"ddp": "DDP", "scheduled": scheduled, "averaged": averaged}.get(comm.reducer, "")
-    return " ".join(part for part in (name, comm.collective if comm.collective != "ring" else "") if part)
+    collective = comm.collective if comm.collective != "ring" else ""
+    owned = f"owned {format_shares(tuple(round(100 * share) for share in comm.shares))} %" if comm.shares else ""
+    return " ".join(part for part in (name, collective, owned) if part)
 
 
 def pieces(comm: CommPlan) -> str:

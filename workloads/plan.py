@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import isclose
 
 from workloads.errors import SpecError
 from workloads.serial import digest, to_data
@@ -31,6 +32,7 @@ ONE_ROUND_CODECS = ("none", "fp16", "bf16")
 """A tensor that is summed as it is: what reducer "bucketed" can send."""
 _NOT_IN_FINGERPRINT_IF_DEFAULT = (
     ("batch", "sync_norm"),
+    ("comm", "shares"),
     ("comm", "priority"),
     ("comm", "average_every"),
     ("compression", "top_share"),
@@ -67,6 +69,8 @@ class CommPlan:
     by parameter servers ("server")."""
     servers: tuple[int, ...] = ()
     """With "server": the ranks whose hosts hold the parameters, an equal share each."""
+    shares: tuple[float, ...] = ()
+    """With "shards": what each rank owns; empty: in proportion to the bandwidths that the cluster file states."""
     partition_bytes: int = 4 * MIB
     """Of "scheduled": gradients are fused and cut into parts of about this size."""
     credit_bytes: int = 16 * MIB
@@ -230,6 +234,14 @@ def _check_comm(comm: CommPlan, num_ranks: int) -> None:
         raise SpecError(
             f"the plan's collective is {comm.collective!r} with servers {list(comm.servers)}: name server ranks with "
             "'server' and only with it"
+        )
+    if comm.shares and comm.collective != "shards":
+        raise SpecError(
+            f"the plan's collective is {comm.collective!r} with shares {list(comm.shares)}: only 'shards' have owners"
+        )
+    if comm.shares and (len(comm.shares) != num_ranks or min(comm.shares) < 0 or not isclose(sum(comm.shares), 1.0)):
+        raise SpecError(
+            f"the plan's shares are {list(comm.shares)}: {num_ranks} ranks need one each, none negative, summing to 1"
         )
     if any(not 0 <= rank < num_ranks for rank in comm.servers):
         raise SpecError(f"the plan's servers {list(comm.servers)} must be ranks from 0 to {num_ranks - 1}")

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
@@ -37,6 +37,8 @@ class Move:
     predicted_gain: float
     """Share of the step time that it is expected to save."""
     reason: str
+    ranks: tuple[int, ...] = ()
+    """Those that have changed since the last move."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +63,8 @@ class Caution:
     """Steps in which following is held against a single split."""
     held_gain: float = 0.01
     """What a single split must have saved."""
+    comes_and_goes: int = 4
+    """In so many of those steps a rank must have changed for that to be asked."""
     sensitivity: Sensitivity = field(default_factory=Sensitivity)
 
 
@@ -69,6 +73,8 @@ _QUANTILES = (0.5, 0.75, 1.0)
 """Splits that are tried for many steps at once: as if ranks always were as slow as in this share of the steps."""
 _HICCUPS = 24
 """One step in so many may be a hiccup."""
+_UNCHANGED = 0.02
+"""A rank that went and came back within this is as it was."""
 _MEDIAN_TO_MEAN = 1.2533
 """Standard error of a median over that of a mean."""
 
@@ -111,12 +117,15 @@ class BatchController:
         """The split that follows every change, whether it is in force or not."""
         self._followed_s: deque[float] = deque(maxlen=caution.look_back)
         """What the last steps took by it, or would have."""
-        self._followed_since = 0
-        self._units_s: deque[tuple[float, ...]] = deque(maxlen=caution.look_back)
-        """What a unit of work took on each rank in the last steps."""
+        self._done: deque[list[tuple[float, float]]] = deque(maxlen=caution.look_back)
+        """Work and time of each rank in the last steps."""
+        self._changed_in: deque[int] = deque(maxlen=caution.look_back)
+        """Steps in which a rank changed."""
         self._trial: _Trial | None = None
         self._pause_until = 0
         self._num_regrets = 0
+        self._changes: dict[int, float] = {}
+        """Ranks that have changed since the last move, and how many times as long they take."""
 
     @property
     def imbalance(self) -> float | None:
@@ -143,10 +152,11 @@ class BatchController:
         self._check(samples, compute_s)
         done = [min(seconds, step_s) for seconds in compute_s]  # nobody computes longer than a step takes
         amounts = [float(count) for count in samples] if work is None else list(work)
-        changed = [model.observe(w, t) for model, w, t in zip(self._ranks, amounts, done, strict=True)]
+        changed = self._note_changes(amounts, done)
         if self._seen and self._seen[-1].samples != tuple(samples):
             self._seen.clear()
-        if any(changed):
+        if changed:
+            self._changed_in.append(self._num_steps)
             self._pause_until = min(self._pause_until, step)  # whatever was wrong before may be right now
             self._trial = None  # and what was promised is no measure any more
             while len(self._seen) >= self._caution.sensitivity.steps:
@@ -155,6 +165,27 @@ class BatchController:
         self._work_per_sample.append(sum(amounts) / self._total)
         self._seen.append(_Seen(samples=tuple(samples), compute_s=tuple(done), step_s=step_s))
         self._keep_account(tuple(samples), amounts, done)
+
+    def _note_changes(self, work: list[float], compute_s: list[float]) -> bool:
+        """Tell every rank's model of a step; whether any rank turns out to have changed."""
+        before = [model.unit_s if model.num_steps else None for model in self._ranks]
+        changed = [model.observe(w, t) for model, w, t in zip(self._ranks, work, compute_s, strict=True)]
+        if any(changed):  # changes come together
+            changed = [
+                found or (w > 0 and model.reconsider())
+                for found, model, w in zip(changed, self._ranks, work, strict=True)
+            ]
+        for rank, (found, unit_s) in enumerate(zip(changed, before, strict=True)):
+            if found and unit_s is not None:
+                self._changes[rank] = self._changes.get(rank, 1.0) * self._ranks[rank].unit_s / unit_s
+        return any(changed)
+
+    def _take_changes(self) -> tuple[tuple[int, ...], str]:
+        """Ranks that have changed since this was last asked, and a clause that says how."""
+        changes, self._changes = self._changes, {}
+        lasting = {rank: ratio for rank, ratio in changes.items() if abs(math.log(ratio)) > _UNCHANGED}
+        said = ", ".join(f"rank {rank} takes {ratio:.2f} times as long as before" for rank, ratio in lasting.items())
+        return tuple(lasting), f"{said}; " if said else ""
 
     def _keep_account(self, samples: Split, work: list[float], compute_s: list[float]) -> None:
         """What the step would have taken if every change were followed."""
@@ -166,8 +197,7 @@ class BatchController:
                 for model, t, w, count in zip(self._ranks, compute_s, work, self._followed, strict=True)
             )
         )
-        units_s = (model.units_of(w, t) for model, w, t in zip(self._ranks, work, compute_s, strict=True))
-        self._units_s.append(tuple(units_s))
+        self._done.append(list(zip(work, compute_s, strict=True)))
 
     def propose(self, step: int) -> Move | None:
         """A better split from what was seen up to `step`, or the one before the last if that did not keep its promise."""
@@ -189,9 +219,12 @@ class BatchController:
         found = balanced(costs, self._total, self._limits)
         before_s, after_s = (_slowest_s(costs, split) + self._rest_s() for split in (self._followed, found))
         if 1 - after_s / before_s >= self._least_gain():
-            self._followed, self._followed_since = found, self._num_steps
-        if self._num_steps - self._followed_since > self._caution.look_back:
-            return self._followed  # which has been a single split all along
+            self._followed = found
+        if (
+            sum(self._num_steps - step < self._caution.look_back for step in self._changed_in)
+            < self._caution.comes_and_goes
+        ):
+            return self._followed  # nobody comes and goes
         single, taken_s = self._best_single(per_sample)
         followed_s = self._mean_step_s(self._followed_s)
         return single if taken_s < (1 - self._caution.held_gain) * followed_s else self._followed
@@ -200,7 +233,7 @@ class BatchController:
         """The split that the last steps together would have taken least with, and what one would have taken."""
         tried = {self._seen[-1].samples}
         for quantile in _QUANTILES:
-            units = [sorted(each)[int(quantile * (len(each) - 1))] for each in zip(*self._units_s, strict=True)]
+            units = [sorted(each)[int(quantile * (len(each) - 1))] for each in zip(*self._units_s(), strict=True)]
             costs = [model.cost(per_sample, unit) for model, unit in zip(self._ranks, units, strict=True)]
             tried.add(balanced(costs, self._total, self._limits))
         taken_s = {split: self._would_have_taken_s(split, per_sample) for split in tried}
@@ -213,8 +246,13 @@ class BatchController:
             cost.fixed_s + cost.per_sample_s * n for cost, n in zip(self._unit_costs(per_sample), samples, strict=True)
         ]
         return self._mean_step_s(
-            max(unit * weight for unit, weight in zip(units, weights, strict=True)) for units in self._units_s
+            max(unit * weight for unit, weight in zip(units, weights, strict=True)) for units in self._units_s()
         )
+
+    def _units_s(self) -> Iterator[list[float]]:
+        """What a unit of work took on each rank in each of the last steps."""
+        for done in self._done:
+            yield [model.units_of(w, t) for model, (w, t) in zip(self._ranks, done, strict=True)]
 
     def _mean_step_s(self, slowest_s: Iterable[float]) -> float:
         """Of steps with these compute times; the few longest are left out, lest one hiccup decides."""
@@ -242,7 +280,8 @@ class BatchController:
             reason = f"rank {slowest} comes and goes too fast to be followed"
         if gain < self._least_gain():
             return None
-        move = Move(samples=target, predicted_gain=gain, reason=reason)
+        ranks, said = self._take_changes()
+        move = Move(samples=target, predicted_gain=gain, reason=said + reason, ranks=ranks)
         self._trial = _Trial(
             move=move,
             before=now,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from autotune.space import MIN_BUCKET_LOG2, Knobs, Space
 from workloads.errors import SpecError
@@ -36,6 +37,30 @@ class Candidates:
                 f"the plan {plan.fingerprint()} is not among {len(self.plans)} candidates: pass it in `also`"
             )
         return self.plans.index(plan)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What of a plan may change while training."""
+
+    samples: bool = True
+    partition: bool = True
+    """Buckets or a schedule, their sizes, credit, priority and crossing."""
+    codec: bool = True
+    collective: bool = True
+    """A ring or shards, and who owns them."""
+
+    def allow(self, plan: Plan, running: Plan) -> bool:
+        """Whether a plan differs from the one that runs in these parts only; samples aside."""
+        free = (*(_COLLECTIVE if self.collective else ()), *(_PARTITION if self.partition else ()))
+        alike: dict[str, Any] = {name: getattr(running.comm, name) for name in free}
+        same_codec = self.codec or plan.compression == running.compression
+        return same_codec and replace(plan.comm, **alike) == running.comm
+
+
+ALL_PARTS = Parts()
+_COLLECTIVE = ("collective", "shares")
+_PARTITION = ("reducer", "bucket_bytes", "partition_bytes", "credit_bytes", "priority", "crosses_steps")
 
 
 def candidates(

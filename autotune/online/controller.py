@@ -14,7 +14,7 @@ from dataclasses import replace
 from autotune.online.batch_controller import BatchController
 from autotune.online.comm_controller import CommController
 from profilers.step_stats import StepRow
-from results.decision import COMPUTE, NETWORK, REGRET, Decision
+from results.decision import COMPUTE, REGRET, Decision
 from workloads.plan import Plan
 from workloads.split import Bounds
 
@@ -22,21 +22,26 @@ from workloads.split import Bounds
 class Controller:
     """Decides for one training run; `decide` hears of every step, in order."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the job, and what may be decided of it
         self,
         plan: Plan,
         limits: Bounds,
         global_batch: int,
         *,
         comm: CommController | None = None,
+        moves_samples: bool = True,
+        clock: Callable[[], float] = lambda: 0.0,
         on_decision: Callable[[Decision], None] = lambda _: None,
     ) -> None:
-        """`comm`: if how gradients travel may change as well."""
+        """`comm`: if how gradients travel may change as well. `moves_samples`: whether the split may. `clock`: what decisions are
+        dated by.
+        """
         self.plan = plan
         """By which the next step goes."""
         self.decisions: list[Decision] = []
         self._on_decision = on_decision
         self.comm = comm
+        self._moves_samples, self._clock = moves_samples, clock
         self._batches = BatchController(limits, global_batch)
         self._last: tuple[Plan, tuple[float, ...]] = plan, (0.0,)
         """The step before: its plan, and how long each rank has computed."""
@@ -45,27 +50,47 @@ class Controller:
     def decide(self, row: StepRow) -> Decision | None:
         """What is different from the next step on, if anything."""
         (plan_before, compute_before_s), self._last = self._last, (self.plan, row.compute_s)
+        if row.arrivals is not None and self.comm is not None:
+            self.comm.found(row.arrivals)
         if row.closed is None or row.samples != self.plan.batch.samples:
             return None  # the first step, and the short last one of an epoch, are like no other
         self._waited_s = max(max(stats.step_s for stats in row.closed) - max(compute_before_s), 0.0)
         step_s = max(row.compute_s) + self._waited_s
         self._batches.observe(row.step, self.plan.batch.samples, row.compute_s, step_s)
-        move = self._batches.propose(row.step)
+        move = self._batches.propose(row.step) if self._moves_samples else None
         if self.comm is not None:
             self.comm.observe(plan_before, row.closed)
         if move is not None:
             plan = replace(self.plan, batch=replace(self.plan.batch, samples=move.samples))
             kind = REGRET if move.predicted_gain < 0 else COMPUTE
-            return self._decided(row.step, plan, kind, move.predicted_gain, move.reason)
+            return self._decided(
+                Decision(
+                    step=row.step + 1,
+                    plan=plan,
+                    kind=kind,
+                    ranks=move.ranks,
+                    predicted_gain=move.predicted_gain,
+                    reason=move.reason,
+                )
+            )
         switch = self.comm.propose() if self.comm is not None and plan_before == self.plan else None
         if switch is not None:
-            kind = REGRET if switch.is_regret else NETWORK
-            return self._decided(row.step, switch.plan, kind, switch.predicted_gain, switch.reason)
+            return self._decided(
+                Decision(
+                    step=row.step + 1,
+                    plan=switch.plan,
+                    kind=switch.kind,
+                    ranks=switch.ranks,
+                    predicted_gain=switch.predicted_gain,
+                    reason=switch.reason,
+                    switches=switch.switches,
+                )
+            )
         return None
 
-    def _decided(self, step: int, plan: Plan, kind: str, gain: float, reason: str) -> Decision:
-        self.plan = plan
-        decision = Decision(step=step + 1, plan=plan, kind=kind, predicted_gain=gain, reason=reason)
+    def _decided(self, undated: Decision) -> Decision:
+        decision = replace(undated, at_s=self._clock())
+        self.plan = decision.plan
         self.decisions.append(decision)
         self._on_decision(decision)
         return decision

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from autotune.online.model_sizes import ModelSizes
-from autotune.simulate.collectives import all_reduce_latency_s, all_reduce_loads
+from autotune.simulate.collectives import Load, all_reduce_latency_s, all_reduce_loads, plan_shares, shard_loads
 from autotune.simulate.costs import Costs
 from workloads.cluster import Cluster
 from workloads.graph import OpGraph
+from workloads.plan import CommPlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,11 +21,32 @@ class Known:
 
     model: ModelSizes
     shards_gain: float | None = None
-    """How many times longer a ring takes per byte than shards on the links as they were stated or profiled."""
+    """How many times longer a ring takes per byte than shards on the links as they were stated, profiled or looked at."""
+    other_owners: Mapping[tuple[float, ...], float] = field(default_factory=dict)
+    """The same for shards whose owners these links do not call for, by their shares."""
     message_s: float | None = None
     """What a collective takes however few its bytes, as profiled or as windows of other plans have shown."""
     codec_s_per_byte: Mapping[str, float] = field(default_factory=dict)
     """Encoding and decoding on the slowest rank, per byte of gradients, as profiled."""
+
+    def collective_gain(self, comm: CommPlan) -> float:
+        """How many times longer a ring takes per byte than a plan's collective; 1 where nobody knows."""
+        if comm.collective != "shards":
+            return 1.0
+        return self.other_owners.get(comm.shares, self.shards_gain or 1.0)
+
+    def on_links(self, now: Cluster, stated: Cluster, running: CommPlan) -> Known:
+        """The same where links are as in `now`, while a plan runs that was made for others."""
+        ring_s = seconds_per_byte("ring", now)
+        stale = {(): plan_shares(stated), running.shares: running.shares or plan_shares(stated)}
+        return replace(
+            self,
+            shards_gain=shards_gain(now),
+            other_owners={
+                shares: ring_s / _slowest_s(shard_loads(now.host_of_rank, owned, 1.0), now)
+                for shares, owned in stale.items()
+            },
+        )
 
 
 def known_of(graph: OpGraph, costs: Costs | None, transport: str) -> Known:
@@ -53,8 +75,12 @@ def shards_gain(cluster: Cluster) -> float | None:
 
 def seconds_per_byte(kind: str, cluster: Cluster) -> float:
     """Of an all-reduce, on the link that takes longest; 0 where no link is stated."""
+    return _slowest_s(all_reduce_loads(kind, cluster, 1.0), cluster)
+
+
+def _slowest_s(loads: Iterable[Load], cluster: Cluster) -> float:
     times = [0.0]
-    for load in all_reduce_loads(kind, cluster, 1.0):
+    for load in loads:
         if (link := cluster.hosts[load.host].link) is not None and len(cluster.hosts) > 1:
             times += [load.up_bytes / link.up_bytes_per_s, load.down_bytes / link.down_bytes_per_s]
     return max(times)

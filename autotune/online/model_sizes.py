@@ -45,6 +45,17 @@ class ModelSizes:
             needed=tuple(starts[owner] for owner in owners),
         )
 
+    @classmethod
+    def of_parameters(cls, shapes: Sequence[tuple[int, ...]], sizes_bytes: Sequence[int]) -> Self:
+        """Of a model whose work nobody has counted, its parameters in order: every tensor is taken to be as much of a pass."""
+        count = max(len(shapes), 1)
+        return cls(
+            sizes_bytes=tuple(reversed(sizes_bytes)),
+            shapes=tuple(reversed(shapes)),
+            ready=tuple((place + 1) / count for place in range(len(shapes))),
+            needed=tuple(1 - (place + 1) / count for place in range(len(shapes))),
+        )
+
     @property
     def total_bytes(self) -> int:
         return sum(self.sizes_bytes)

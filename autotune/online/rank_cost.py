@@ -2,25 +2,41 @@
 
 w is work (samples, or tokens), c the time of a unit of it, and φ the work that everything fixed is worth. The two are learned
 apart, because they change apart: a busy neighbour or a throttled clock slows everything (c), while φ belongs to the model and
-the device and stays. φ comes from pairs of observations with different work, by the median of their slopes (Theil and Sen),
-which a few outliers do not move; before there are any it is 0, what DBS (arXiv 2007.11831) assumes. c is a median over what
-was seen since the last change.
+the device and stays. φ is learned whenever the rank's work changes (`fixed_work`); before that it is 0, what DBS (arXiv
+2007.11831) assumes. c is a median over what was seen since the last change.
 
 A change: the last steps are all off to the same side, by more than the rank's own noise; the more they are off, the fewer it
-takes. Then everything before them is forgotten, but not φ, and not how much the rank scatters. A single step that is far off
-is believed as well, because to wait for a second one costs a slow step; whether that pays is for others to judge
-(`batch_controller`).
+takes. Then everything before them is forgotten, but not φ, and not how much the rank scatters. A single step is believed
+as well, because to wait for a second one costs a slow step. How far off it must be depends on what else could explain it:
+- nothing makes a step much *shorter* but a faster rank;
+- a longer one may be a hiccup, so it must be longer than any hiccup of late, if there were some, and than a quarter at most;
+- changes come together: where another rank has surely changed, what is beyond noise is believed (`reconsider`).
+A step that turns out to have been a hiccup brings back what was known before it. Whether to believe so much pays is for
+others to judge (`batch_controller`).
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, field, replace
 from statistics import median
 
+from autotune.online.fixed_work import FixedWork, Turn, differ
 from workloads.split import RankCost
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    """How far off a step must be."""
+
+    least: float
+    """Share of the expected time."""
+    spreads: float
+    """Times what steps usually scatter."""
+
+    def over(self, scatter: float) -> float:
+        return max(self.least, self.spreads * scatter)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +47,16 @@ class Sensitivity:
     """One step, two in a row, or three: off to the same side by this share of the expected time at least."""
     spreads: tuple[float, ...] = (10.0, 6.0, 4.0)
     """And by this many times what steps usually scatter."""
+    single: Bar = field(default_factory=lambda: Bar(least=0.08, spreads=8.0))
+    """One step, of a rank that has shown how calm it is: hiccups of late must have been smaller by `beyond_hiccups`."""
+    beyond_hiccups: float = 1.5
+    calm: int = 12
+    """Steps that show it."""
+    hiccup_memory: int = 100
+    faster: Bar = field(default_factory=lambda: Bar(least=0.04, spreads=6.0))
+    """One step, shorter than expected."""
+    together: Bar = field(default_factory=lambda: Bar(least=0.03, spreads=4.0))
+    """One step, where another rank has surely changed in it."""
     memory: int = 10
     """Steps that are looked back on."""
 
@@ -41,13 +67,11 @@ class Sensitivity:
 
 
 _DEFAULT = Sensitivity()
+Seen = tuple[float, float]
+"""Work, and the seconds that it took."""
 _MAD_TO_SIGMA = 1.4826
 _LEAST_SCATTER, _FIRST_SCATTER = 0.003, 0.02
 """At least so much is expected of any rank, and so much of one that has not shown it yet."""
-_SMALL, _LARGE = 0.05, 0.2
-"""Work must differ by a share of the larger between these for its slope to say more than noise."""
-_CLEAR = 6.0
-"""By this many times the noise, if that is known and in between."""
 
 
 class RankCostModel:
@@ -55,24 +79,82 @@ class RankCostModel:
 
     def __init__(self, sensitivity: Sensitivity = _DEFAULT) -> None:
         self._sensitivity = sensitivity
-        self._seen: deque[tuple[float, float]] = deque(maxlen=sensitivity.memory)
+        self._seen: deque[Seen] = deque(maxlen=sensitivity.memory)
+        self._settled = FixedWork()
+        """φ as all changes of work but the last have shown it."""
+        self._turn: Turn | None = None
+        """The last change of work, while it is new."""
         self._fixed_work = 0.0
+        """φ, with what the last change shows so far."""
         self._scatter = _FIRST_SCATTER
+        self._before: list[Seen] = []
+        """What was known before a change that one step has shown, until the next step confirms it."""
+        self._num_observed = 0
+        self._hiccups: deque[tuple[int, float]] = deque()
+        """Steps that were off and came back: when, and how far."""
 
     def observe(self, work: float, compute_s: float) -> bool:
         """Take note of a step; whether the rank has just turned out to have changed. A step without work says nothing."""
         if work <= 0 or compute_s <= 0:
             return False
+        self._num_observed += 1
+        self._note_turn(work, compute_s)
         self._seen.append((work, compute_s))
+        if self._before:
+            before, self._before = self._before, []
+            if self._was_hiccup(before):
+                return True
         believed = self._steps_that_tell()
         if believed:
-            recent = list(self._seen)[-believed:]
-            self._seen.clear()
-            self._seen.extend(recent)
+            self._forget_all_but(believed)
         elif len(self._seen) > self._sensitivity.steps:
             self._scatter = max(self._spread(list(self._seen)), _LEAST_SCATTER)
-        self._fit_fixed_work()
+            self._note_hiccup()
         return believed > 0
+
+    def reconsider(self) -> bool:
+        """Another rank has surely changed in the step seen last: whether this one has as well, by the lower bar."""
+        if len(self._seen) < 2 or abs(self._off(1)[0]) <= self._sensitivity.together.over(self._scatter):
+            return False
+        self._forget_all_but(1)
+        return True
+
+    def _forget_all_but(self, count: int) -> None:
+        self._turn, self._fixed_work = None, self._settled.work  # it was the rank that changed
+        seen = list(self._seen)
+        self._before = seen[:-1] if count == 1 else []
+        self._seen.clear()
+        self._seen.extend(seen[-count:])
+
+    def _was_hiccup(self, before: list[Seen]) -> bool:
+        """Whether the step after a change that one step has shown is as those before it: then they count again."""
+        (slow, last), unit_s = self._seen, self._unit_s(before)
+        if abs(self._log_off(last, unit_s)) > self._sensitivity.together.over(self._scatter):
+            return False
+        self._add_hiccup(abs(self._log_off(slow, unit_s)))
+        self._seen.clear()
+        self._seen.extend([*before, last])
+        return True
+
+    def _note_hiccup(self) -> None:
+        """The step before the last, if it was off and nobody believed it."""
+        (previous, last) = self._off(2)
+        if abs(previous) > self._sensitivity.together.over(self._scatter) and abs(last) < abs(previous) / 2:
+            self._add_hiccup(abs(previous))
+
+    def _add_hiccup(self, off: float) -> None:
+        self._hiccups.append((self._num_observed, off))
+
+    def _single_bar(self) -> float:
+        """How much longer than expected one step must take to be believed."""
+        rule = self._sensitivity
+        while self._hiccups and self._hiccups[0][0] < self._num_observed - rule.hiccup_memory:
+            self._hiccups.popleft()
+        surely = max(rule.least[0], rule.spreads[0] * self._scatter)
+        if self._num_observed <= rule.calm:
+            return surely
+        hiccup = max((off for _, off in self._hiccups), default=0.0)
+        return min(max(rule.single.over(self._scatter), rule.beyond_hiccups * hiccup), surely)
 
     @property
     def num_steps(self) -> int:
@@ -108,51 +190,52 @@ class RankCostModel:
         """c, as this one step has it."""
         return compute_s / (self._fixed_work + work)
 
-    def _unit_s(self, seen: list[tuple[float, float]]) -> float:
+    def _note_turn(self, work: float, compute_s: float) -> None:
+        """Where the work has just become another, what is off is laid to φ as far as that explains it."""
+        if self._seen and work != self._seen[-1][0]:
+            self._settle()
+            before = self._seen[-1][0]
+            if differ(work, before):
+                self._turn = Turn(
+                    before=before, before_s=self.predict_s(before), num_before=len(self._seen), after=work
+                )
+        if self._turn is None:
+            return
+        self._turn = replace(self._turn, after_s=(*self._turn.after_s, compute_s))
+        self._fixed_work = self._settled.with_turn(self._turn, self._scatter).work
+        if len(self._turn.after_s) == self._sensitivity.steps:
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._turn is not None:
+            self._settled, self._turn = self._settled.with_turn(self._turn, self._scatter), None
+        self._fixed_work = self._settled.work
+
+    def _unit_s(self, seen: list[Seen]) -> float:
         return median(compute_s / (self._fixed_work + work) for work, compute_s in seen)
 
-    def _spread(self, seen: list[tuple[float, float]]) -> float:
+    def _spread(self, seen: list[Seen]) -> float:
         unit_s = self._unit_s(seen)
         return _MAD_TO_SIGMA * median(abs(t / (unit_s * (self._fixed_work + work)) - 1) for work, t in seen)
 
+    def _log_off(self, step: Seen, unit_s: float) -> float:
+        work, compute_s = step
+        return math.log(compute_s / (unit_s * (self._fixed_work + work)))
+
+    def _off(self, count: int) -> list[float]:
+        """By how much the last steps are off what those before them make expect, in logarithms."""
+        seen = list(self._seen)
+        unit_s = self._unit_s(seen[:-count])
+        return [self._log_off(step, unit_s) for step in seen[-count:]]
+
     def _steps_that_tell(self) -> int:
         """How many of the last steps show a change; 0: they show none."""
-        rule, seen = self._sensitivity, list(self._seen)
-        for count, (least, spreads) in enumerate(zip(rule.least, rule.spreads, strict=True), start=1):
-            before, recent = seen[:-count], seen[-count:]
-            if not before:
-                break
-            unit_s = self._unit_s(before)
-            off = [math.log(t / (unit_s * (self._fixed_work + work))) for work, t in recent]
-            bar = max(least, spreads * self._scatter)
-            if min(off) > bar or max(off) < -bar:
+        rule = self._sensitivity
+        for count in range(1, min(rule.steps, len(self._seen) - 1) + 1):
+            off = self._off(count)
+            slower = faster = max(rule.least[count - 1], rule.spreads[count - 1] * self._scatter)
+            if count == 1:
+                slower, faster = self._single_bar(), rule.faster.over(self._scatter)
+            if min(off) > slower or max(off) < -faster:
                 return count
         return 0
-
-    def _telling_difference(self) -> float:
-        now = self._seen[-1][0]
-        alike = [(work, compute_s) for work, compute_s in self._seen if work == now]
-        if len(alike) < self._sensitivity.steps:
-            return _LARGE
-        return min(max(_CLEAR * self._spread(alike), _SMALL), _LARGE)
-
-    def _fit_fixed_work(self) -> None:
-        """From the line t = a + c·w through pairs of steps: φ = a/c, where there are enough that differ."""
-        now = self._seen[-1][0]
-        bar = self._telling_difference()
-        others = sum(_differ(work, now, bar) for work, _ in self._seen)
-        if others < self._sensitivity.steps:  # one outlier among them would make the line
-            return
-        slopes = [
-            (late - early) / (more - less)
-            for (less, early), (more, late) in combinations(self._seen, 2)
-            if _differ(more, less, bar)
-        ]
-        if (slope := median(slopes)) <= 0:
-            return
-        fixed_s = median(compute_s - slope * work for work, compute_s in self._seen)
-        self._fixed_work = max(fixed_s / slope, 0.0)
-
-
-def _differ(one: float, other: float, bar: float) -> bool:
-    return abs(one - other) >= bar * max(one, other)

@@ -45,6 +45,7 @@ class PlanTable:
         self.ratio_log = log_of(self.wire_bytes / total)
         self.messages_log = np.log(np.maximum(self.num_messages, 1.0))
         self.is_shards = np.array([comm.collective == "shards" for comm in comms], np.float64)
+        self.collective_gain = np.array([known.collective_gain(comm) for comm in comms])
         self.crosses = np.array([comm.reducer == "scheduled" and comm.crosses_steps for comm in comms])
         self.is_fifo = np.array([comm.priority == "fifo" for comm in comms])
         scheduled = np.array([comm.reducer == "scheduled" for comm in comms])
@@ -72,8 +73,8 @@ class PlanTable:
     ) -> dict[str, Floats]:
         """Seconds of everything, were links and devices as the window shows them. `latency_s`: of a message."""
         each_s = np.broadcast_to(np.asarray(latency_s, np.float64), self.wire_bytes.shape)
-        # To shards from a ring, or back; as it runs where nobody knows the links.
-        collective = (seen.known.shards_gain or 1.0) ** (self.is_shards - running.is_shards[0])
+        # To shards from a ring, or back, or to other owners; as it runs where nobody knows the links.
+        collective = self.collective_gain / running.collective_gain[0]
         byte_s = 1 / (network.bytes_per_s * collective)
         busy_s = compute_s + self.codec_s
         forward = fmean(rank.forward_s / rank.compute_s for rank in seen.computing)

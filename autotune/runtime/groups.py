@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from autotune.runtime.control import Control
 from autotune.runtime.link_clock import LinkClocks
+from autotune.runtime.link_look import stand_ins
 from autotune.runtime.mpi_group import MpiGroup
 from autotune.runtime.paced_group import PacedGroup
 from autotune.runtime.shard_group import ShardGroup
@@ -29,8 +30,36 @@ from autotune.runtime.traced_group import TracedGroup
 from autotune.simulate.collectives import owned_shares, server_shares
 from workloads.cluster import Cluster
 from workloads.errors import SpecError
+from workloads.plan import CommPlan
 
 _JOIN_S = 10.0
+
+
+class KeptGroups:
+    """The groups of a job whose plan changes on the way: opened when a plan first needs them, kept until `leave` ends."""
+
+    def __init__(self, groups: Groups, leave: ExitStack, *, timeout_s: float) -> None:
+        self._groups, self._leave, self._timeout_s = groups, leave, timeout_s
+        self._kept: dict[tuple[str, str, tuple[int, ...]], tuple[dist.ProcessGroup, tuple[float, ...]]] = {}
+
+    def of(self, comm: CommPlan) -> dist.ProcessGroup:
+        """The group of a plan; called by all ranks together, with nothing under way."""
+        key = (comm.transport, comm.collective, comm.servers)
+        if key not in self._kept:
+            opened = self._groups.open(
+                comm.transport,
+                collective=comm.collective,
+                servers=comm.servers,
+                shares=comm.shares,
+                timeout_s=self._timeout_s,
+            )
+            self._kept[key] = self._leave.enter_context(opened), comm.shares
+            self._leave.callback(self._kept.clear)  # before any of them is closed
+        group, shares = self._kept[key]
+        if shares != comm.shares:
+            self._groups.set_owners(group, comm.shares)
+            self._kept[key] = group, comm.shares
+        return group
 
 
 class Groups:
@@ -47,22 +76,26 @@ class Groups:
         self._clocks = self._map_clocks() if cluster.paces_links else None
 
     @contextmanager
-    def open(
+    def open(  # noqa: PLR0913 - what a plan says of its group
         self,
         transport: str,
         *,
         collective: str = "ring",
         servers: Sequence[int] = (),
+        shares: Sequence[float] = (),
         timeout_s: float,
         traced: bool = False,
     ) -> Iterator[dist.ProcessGroup]:
-        """A group for one trial. Everything that holds the group must be let go before the context ends."""
-        shares = self._shares(transport, collective, servers)
+        """A group for one trial. Everything that holds the group must be let go before the context ends.
+
+        `shares`: of shards, who owns how much; empty: as the links that the cluster file states call for.
+        """
+        owned = self._shares(transport, collective, servers, shares)
         self._epoch += 1
         layers = [self._real_group(transport, timeout_s)]
         failed = True
         try:
-            self._wrap(layers, shares, traced=traced)
+            self._wrap(layers, owned, traced=traced)
             yield layers[-1]
             failed = False
         finally:
@@ -70,6 +103,18 @@ class Groups:
                 self._close(layers.pop(), failed=failed)
             if not failed:
                 self.join()
+
+    @property
+    def stand_ins(self) -> tuple[int, ...]:
+        """A rank of each host."""
+        return stand_ins(self._cluster.host_of_rank)
+
+    def set_owners(self, group: dist.ProcessGroup, shares: Sequence[float]) -> None:
+        """Shards of an open group get other owners: said by all ranks, with nothing under way."""
+        inner: Any = group
+        while not isinstance(inner, ShardGroup):
+            inner = inner._inner
+        inner.set_owners(shares or owned_shares(self._cluster))
 
     def set_links(self, cluster: Cluster) -> None:
         """Paced links become as fast as in this mix."""
@@ -82,7 +127,9 @@ class Groups:
             thread.join(timeout=_JOIN_S)
         self._threads = [thread for thread in self._threads if thread.is_alive()]
 
-    def _shares(self, transport: str, collective: str, servers: Sequence[int]) -> list[float] | None:
+    def _shares(
+        self, transport: str, collective: str, servers: Sequence[int], shares: Sequence[float]
+    ) -> list[float] | None:
         """What each rank owns of an all-reduce; None: the transport's own ring carries it out."""
         if collective == "ring":
             return None
@@ -96,7 +143,7 @@ class Groups:
                 "carry here: use transport gloo, or collective ring"
             )
         if collective == "shards":
-            return owned_shares(self._cluster)
+            return list(shares) or owned_shares(self._cluster)
         size = self._control.size
         if not servers or not all(0 <= rank < size for rank in servers) or len(set(servers)) < len(servers):
             raise SpecError(f"servers are {list(servers)}: name one or more of the ranks 0 to {size - 1}, each once")

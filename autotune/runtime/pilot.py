@@ -4,7 +4,8 @@ A rank reports as soon as its own gradients are there, before it waits for those
 the time the step ends, and its word on the next step is there when that begins. The word is waited for, never guessed, so
 ranks cannot disagree. How a step ended is told with the next one's report.
 
-Reports and words take the lines of `comm.line`, some 150 and 20 bytes each, and a plan where it changes. Whoever decides must
+Reports and words take the lines of `comm.line`, some 150 and 20 bytes each, and a plan where it changes. A word may also ask
+all ranks to time their links before the step, together; what they found comes with their next reports. Whoever decides must
 not end training: if it fails, that is noted, and the plan stays as it is.
 """
 
@@ -21,12 +22,25 @@ import torch.distributed as dist
 from autotune.runtime.comm.line import open_lines, ready_lines
 from autotune.runtime.mpi_group import PeerLostError
 from profilers.step_stats import StepRow, StepStats
-from results.decision import Decision
+from results.decision import LOOK, Decision
 from workloads.errors import TrialTimeoutError
 from workloads.plan import Plan
 from workloads.serial import from_data, to_data
 
 Decide = Callable[[StepRow], Decision | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Word:
+    """What rank 0 says of a step before it begins."""
+
+    plan: Plan | None = None
+    """By which training goes from here on, if it is another than before."""
+    look: bool = False
+    """Time the links first."""
+
+
+_GO_ON = Word()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,19 +54,23 @@ class Report:
     """Its own forward and backward pass, without waiting."""
     closed: StepStats | None
     """How the step before it ended."""
+    arrivals: tuple[float, ...] | None = None
+    """Bytes per second, if it began with a look at the links."""
 
     def as_message(self) -> list[Any]:
         packed = base64.b64encode(self.closed.pack()).decode() if self.closed is not None else ""
-        return [self.step, self.samples, round(self.compute_s, 7), packed]
+        found = [[round(speed) for speed in self.arrivals]] if self.arrivals is not None else []
+        return [self.step, self.samples, round(self.compute_s, 7), packed, *found]
 
     @classmethod
     def of_message(cls, message: Sequence[Any]) -> Report:
-        step, samples, compute_s, packed = message
+        step, samples, compute_s, packed, *found = message
         return cls(
             step=step,
             samples=samples,
             compute_s=compute_s,
             closed=StepStats.unpack(base64.b64decode(packed)) if packed else None,
+            arrivals=tuple(map(float, found[0])) if found else None,
         )
 
 
@@ -65,7 +83,7 @@ class Pilot:
         self._lines = open_lines(group) if self._size > 1 else []
         self._rank_of = {line: rank for rank, line in enumerate(self._lines, start=1)}
         self._changed = threading.Condition()
-        self._words: dict[int, Plan | None] = {}
+        self._words: dict[int, Word] = {}
         self._reports: dict[int, dict[int, Report]] = {}
         self._gone: int | None = None
         self._closing = False
@@ -81,10 +99,10 @@ class Pilot:
         else:
             self._lines[0].send(report.as_message())
 
-    def word(self, step: int) -> Plan | None:
-        """The plan from this step on, if it is another than before; waits for rank 0 to say."""
+    def word(self, step: int) -> Word:
+        """What holds from this step on; waits for rank 0 to say."""
         if step == 0:
-            return None
+            return _GO_ON
         with self._changed:
             spoken = self._changed.wait_for(lambda: step in self._words or self._gone is not None, self._timeout_s)
             if step in self._words:
@@ -116,8 +134,9 @@ class Pilot:
                 if self.rank == 0:
                     self._heard(self._rank_of[line], Report.of_message(message))
                 else:
-                    step, plan = message
-                    self._speak(step, from_data(Plan, plan, "plan") if plan is not None else None)
+                    step, plan, *look = message
+                    spoken = from_data(Plan, plan, "plan") if plan is not None else None
+                    self._speak(step, Word(plan=spoken, look=bool(look)))
 
     def _lost(self, rank: int) -> None:
         with self._changed:
@@ -133,26 +152,31 @@ class Pilot:
             if len(reports) < self._size:
                 return
             del self._reports[report.step]
-        plan = self._decided(report.step, [reports[rank] for rank in range(self._size)])
-        self._tell([report.step + 1, to_data(plan) if plan is not None else None])
-        self._speak(report.step + 1, plan)
+        word = self._decided(report.step, [reports[rank] for rank in range(self._size)])
+        plan = to_data(word.plan) if word.plan is not None else None
+        self._tell([report.step + 1, plan, *([1] if word.look else [])])
+        self._speak(report.step + 1, word)
 
-    def _decided(self, step: int, reports: Sequence[Report]) -> Plan | None:
+    def _decided(self, step: int, reports: Sequence[Report]) -> Word:
         if self._decide is None:
-            return None
+            return _GO_ON
         closed = [report.closed for report in reports if report.closed is not None]
+        found = [report.arrivals for report in reports if report.arrivals is not None]
         row = StepRow(
             step=step,
             samples=tuple(report.samples for report in reports),
             compute_s=tuple(report.compute_s for report in reports),
             closed=tuple(closed) if len(closed) == self._size else None,
+            arrivals=tuple(found) if len(found) == self._size else None,
         )
         try:
             decision = self._decide(row)
         except Exception as error:  # noqa: BLE001 - training goes on whatever the one who decides does
             self._decide, self.trouble = None, f"{type(error).__name__}: {error}"
-            return None
-        return decision.plan if decision is not None else None
+            return _GO_ON
+        if decision is None:
+            return _GO_ON
+        return Word(plan=decision.plan if decision.switches else None, look=decision.kind == LOOK)
 
     def _tell(self, message: list[Any]) -> None:
         for line in self._lines:
@@ -161,7 +185,7 @@ class Pilot:
             except OSError:  # its listener will say that it is gone
                 continue
 
-    def _speak(self, step: int, plan: Plan | None) -> None:
+    def _speak(self, step: int, word: Word) -> None:
         with self._changed:
-            self._words[step] = plan
+            self._words[step] = word
             self._changed.notify_all()

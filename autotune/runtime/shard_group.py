@@ -150,11 +150,8 @@ class ShardGroup(WrappedGroup):
 
     def __init__(self, inner: dist.ProcessGroup, shares: Sequence[float], *, chunk_bytes: int = CHUNK_BYTES) -> None:
         super().__init__(inner)
-        if len(shares) != inner.size() or min(shares) < 0 or not math.isclose(sum(shares), 1.0):
-            raise ValueError(
-                f"shares are {list(shares)}: {inner.size()} ranks need one each, none negative, summing to 1"
-            )
-        self._shares = tuple(shares)
+        self._shares: tuple[float, ...] = ()
+        self.set_owners(shares)
         self._chunk_bytes = chunk_bytes
         self._next_tag = 0
         self._queue: queue.SimpleQueue[tuple[Any, list[Tensor], FutureWork] | None] = queue.SimpleQueue()
@@ -172,6 +169,14 @@ class ShardGroup(WrappedGroup):
             posted = error.with_traceback(None)
         self._queue.put((posted, listed, work))
         return work
+
+    def set_owners(self, shares: Sequence[float]) -> None:
+        """Rank j owns `shares[j]` from the next all-reduce on: said by all ranks with none under way."""
+        if len(shares) != self.size() or min(shares) < 0 or not math.isclose(sum(shares), 1.0):
+            raise ValueError(
+                f"shares are {list(shares)}: {self.size()} ranks need one each, none negative, summing to 1"
+            )
+        self._shares = tuple(shares)
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return "shards"

@@ -8,12 +8,14 @@ such a plan first comes and kept; where links have changed, owners of shards fol
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch.distributed as dist
 
+from autotune.runtime.link_look import arrivals
 from autotune.runtime.pilot import Pilot, Report
+from autotune.runtime.reducer import Sent
 from autotune.runtime.trainer import Step, Trainer
 from profilers.step_stats import Part, PartSums, StepStats
 from workloads.plan import Plan
@@ -22,23 +24,41 @@ from workloads.plan import Plan
 class SteeredTrainer:
     """One rank's; made by all ranks together."""
 
-    def __init__(self, trainer: Trainer, pilot: Pilot, group_for: Callable[[Plan], dist.ProcessGroup]) -> None:
-        self._trainer, self._pilot, self._group_for = trainer, pilot, group_for
+    def __init__(
+        self,
+        trainer: Trainer,
+        pilot: Pilot,
+        group_for: Callable[[Plan], dist.ProcessGroup],
+        firsts: Sequence[int] = (),
+    ) -> None:
+        """`firsts`: a rank of each host, between which links are timed when asked."""
+        self._trainer, self._pilot, self._group_for, self._firsts = trainer, pilot, group_for, firsts
         self._closed: StepStats | None = None
+        self._arrivals: tuple[float, ...] | None = None
         trainer.record_collectives(on=True)
         trainer.on_computed = self._report
 
     def step(self) -> Step:
         """The next step, by the plan that holds for it. The first also meters memory."""
         trainer, begun_s = self._trainer, time.perf_counter()
-        plan = self._pilot.word(trainer.num_steps)
-        if plan is not None:
-            trainer.switch(plan, self._group_for(plan))
+        word = self._pilot.word(trainer.num_steps)
+        if word.plan is not None:
+            if word.plan.comm != trainer.plan.comm:
+                trainer.settle()  # owners of shards must not change under what is on its way
+            trainer.switch(word.plan, self._group_for(word.plan))
+        looked_s = self._look() if word.look else 0.0
         steering_s = time.perf_counter() - begun_s
         step = trainer.step() if trainer.num_steps else trainer.metered_step()
-        step = replace(step, steering_s=steering_s)
+        step = replace(step, steering_s=steering_s, looked_s=looked_s)
         self._closed = stats_of(step, trainer.seat.rank, trainer.num_steps - 1)
         return step
+
+    def _look(self) -> float:
+        """Time the links; how long it took."""
+        begun_s = time.perf_counter()
+        self._trainer.settle()
+        self._arrivals = arrivals(self._trainer.group, self._firsts)
+        return time.perf_counter() - begun_s
 
     def close(self) -> None:
         """Nobody steers any more."""
@@ -48,29 +68,34 @@ class SteeredTrainer:
     def _report(self, compute_s: float) -> None:
         step = self._trainer.num_steps
         samples = len(self._trainer.batches.part(step).indices)
-        self._pilot.report(Report(step=step, samples=samples, compute_s=compute_s, closed=self._closed))
+        found, self._arrivals = self._arrivals, None
+        self._pilot.report(Report(step=step, samples=samples, compute_s=compute_s, closed=self._closed, arrivals=found))
+
+
+def parts_of(sent: Sent) -> PartSums:
+    """What a reducer sent, summed up."""
+    return PartSums.of(
+        Part(
+            num_bytes=one.num_bytes,
+            ready_s=one.posted_s if one.ready_s is None else one.ready_s,
+            posted_s=one.posted_s,
+            end_s=one.end_s,
+        )
+        for one in sent.deliveries
+    )
 
 
 def stats_of(step: Step, rank: int, number: int) -> StepStats:
     """What others are told of a step."""
-    parts = (
-        Part(
-            num_bytes=sent.num_bytes,
-            ready_s=sent.posted_s if sent.ready_s is None else sent.ready_s,
-            posted_s=sent.posted_s,
-            end_s=sent.end_s,
-        )
-        for sent in step.sent.deliveries
-    )
     return StepStats(
         rank=rank,
         step=number,
         samples=step.num_samples,
-        step_s=step.total_s,
+        step_s=step.total_s - step.looked_s,
         compute_s=step.compute_s,
         forward_s=step.forward_s - step.data_s - step.sent.stalled_s,
         backward_s=step.backward_s - step.forward_s,
-        wait_s=step.wait_s,
+        wait_s=step.wait_s - step.looked_s,
         stalled_s=step.sent.stalled_s,
-        parts=PartSums.of(parts),
+        parts=parts_of(step.sent),
     )

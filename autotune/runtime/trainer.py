@@ -74,6 +74,8 @@ class Step:
     """Its exchanges; where steps cross, those that landed while it ran."""
     steering_s: float = 0.0
     """Before it began: until it was known by which plan, and until that was in force."""
+    looked_s: float = 0.0
+    """Of that, timing links, which is no part of how the step went."""
 
     @property
     def total_s(self) -> float:

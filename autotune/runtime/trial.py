@@ -11,7 +11,7 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
@@ -33,7 +33,8 @@ from workloads.plan import CommPlan, Plan
 from workloads.workload import Workload
 
 SAME_CLOCK = ClockOffset()
-Way = tuple[str, str, tuple[int, ...], int]
+Way = tuple[str, str, tuple[int, ...], int, tuple[float, ...]]
+"""Transport, collective, servers, whose, and owners of shards."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,7 +192,7 @@ class RankRunner:
                 stepper: Trainer | SteeredTrainer = trainer
                 if steering is not None:
                     pilot = Pilot(trainer.group, steering.decide, timeout_s=effort.timeout_s)
-                    stepper = SteeredTrainer(trainer, pilot, stage.group_for)
+                    stepper = SteeredTrainer(trainer, pilot, stage.group_for, self._groups.stand_ins)
                     leaving.callback(stepper.close)
                 steps = [stepper.step() if steering is not None else trainer.metered_step()]
                 cpu_s = time.process_time()
@@ -225,7 +226,11 @@ class RankRunner:
                 }
 
                 def group_for(plan: Plan) -> dist.ProcessGroup:
-                    if (way := _way(plan, 0)) not in groups:
+                    way = _way(plan, 0)
+                    if way not in groups and (other := _same_but_owners(way, groups)) is not None:
+                        groups[way] = groups.pop(other)
+                        self._groups.set_owners(groups[way], plan.comm.shares)
+                    elif way not in groups:
                         groups[way] = stack.enter_context(self._open(way, timeout_s, traced=traced))
                     return groups[way]
 
@@ -255,8 +260,10 @@ class RankRunner:
             gc.collect()
 
     def _open(self, way: Way, timeout_s: float, *, traced: bool) -> AbstractContextManager[dist.ProcessGroup]:
-        transport, collective, servers, _ = way
-        return self._groups.open(transport, collective=collective, servers=servers, timeout_s=timeout_s, traced=traced)
+        transport, collective, servers, _, shares = way
+        return self._groups.open(
+            transport, collective=collective, servers=servers, shares=shares, timeout_s=timeout_s, traced=traced
+        )
 
     def _outcome(self, trainer: Trainer, steps: list[Step], cpu_s: float) -> RankOutcome:
         result = RankResult(
@@ -279,12 +286,17 @@ class RankRunner:
 def _way(plan: Plan, index: int) -> Way:
     """What decides which process group a plan needs. A schedule posts when it sees fit and shares its group with nobody."""
     own = index if plan.comm.reducer == "scheduled" else -1
-    return plan.comm.transport, plan.comm.collective, plan.comm.servers, own
+    return plan.comm.transport, plan.comm.collective, plan.comm.servers, own, plan.comm.shares
 
 
 def _norm_way(plan: Plan) -> Way:
     """The group of BatchNorm's statistics, which trainers that take turns can share."""
-    return plan.comm.transport, "ring", (), -2
+    return plan.comm.transport, "ring", (), -2, ()
+
+
+def _same_but_owners(way: Way, known: Iterable[Way]) -> Way | None:
+    """The way whose group will do once its shards have other owners: to open one takes longer than a step."""
+    return next((other for other in known if other[:-1] == way[:-1]), None)
 
 
 def _parameters(trainer: Trainer) -> Tensor:

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 
 from workloads.cluster import Cluster, Host
 
+_PARTS = 1024
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
@@ -95,6 +97,14 @@ def owned_shares(cluster: Cluster) -> list[float]:
         for host, share in zip(cluster.hosts, _host_shares(cluster), strict=True)
         for _ in host.devices
     ]
+
+
+def plan_shares(cluster: Cluster) -> tuple[float, ...]:
+    """`owned_shares` as a plan states them: in parts of 1/1024, which sum to one exactly and are short to write."""
+    owned = owned_shares(cluster)
+    parts = [int(share * _PARTS) for share in owned]
+    parts[max(range(len(owned)), key=lambda rank: owned[rank])] += _PARTS - sum(parts)
+    return tuple(part / _PARTS for part in parts)
 
 
 def server_shares(num_ranks: int, servers: Sequence[int]) -> list[float]:

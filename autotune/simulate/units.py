@@ -107,7 +107,7 @@ class UnitMaker:
         self._num_ranks, num_hosts = len(costs.cluster.devices), len(costs.cluster.hosts)
         self._links = np.arange(2 * num_hosts if num_hosts > 1 else 0, dtype=np.int64)
         self._wires: dict[str, Floats] = {}
-        self._per_byte: dict[tuple[str, tuple[int, ...]], Floats] = {}
+        self._per_byte: dict[tuple[str, tuple[int, ...], tuple[float, ...]], Floats] = {}
         self._latency_s = {
             kind: all_reduce_latency_s("shards" if kind == "server" else kind, costs.cluster) for kind in COLLECTIVES
         }
@@ -266,7 +266,7 @@ class UnitMaker:
         return self._on_links(gather_loads(hosts, [num_bytes / self._num_ranks] * self._num_ranks))
 
     def _sum_per_byte(self, comm: CommPlan) -> Floats:
-        key = (comm.collective, comm.servers)
+        key = (comm.collective, comm.servers, comm.shares)
         if key not in self._per_byte:
             self._per_byte[key] = self._on_links(sum_loads(comm, self._costs.cluster))
         return self._per_byte[key]
@@ -284,6 +284,8 @@ def sum_loads(comm: CommPlan, cluster: Cluster) -> list[Load]:
     """What one byte of a sum over all ranks puts on the hosts' links."""
     if comm.collective == "server":
         return shard_loads(cluster.host_of_rank, server_shares(len(cluster.devices), comm.servers), 1.0)
+    if comm.shares:
+        return shard_loads(cluster.host_of_rank, comm.shares, 1.0)
     return all_reduce_loads(comm.collective, cluster, 1.0)
 
 

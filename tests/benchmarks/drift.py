@@ -1,7 +1,8 @@
 """What retuning is worth when a mix changes: traces in a lab and paced, beside the best static plan and one who knows.
 
-`nox -s drift` (needs root) runs `programs/drift.py` and keeps every step of every run under results/published/drift; `-- lab steady` runs one of
-them, `-- again` makes the table of what is kept.
+`nox -s drift` (needs root) runs `programs/drift.py` and keeps every step of every run under results/published/drift. Name what to run: `-- lab steady`
+(kinds: lab, paced; traces; `contenders` or `parts`: what each part of the plan gives when it alone may change, in the lab).
+`-- again` makes the tables of what is kept.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from statistics import median
 
-from results.decision import COMPUTE, NETWORK, Decision
+from autotune.online.candidates import ALL_PARTS, Parts
+from results.decision import COMPUTE, NETWORK, REGRET, Decision
 from results.published_table import put_between
 from results.store import read_json
 from tests.benchmarks.prediction import ROOT, in_lab, lab, paced
@@ -25,13 +27,24 @@ WORKLOAD, CLUSTER = "vgg", "mixed4"
 STEPS = {
     "busy-neighbour": 160,
     "random-walk": 160,
-    "speed-drift": 200,
+    "speed-drift": 120,
     "bandwidth-swing": 80,
     "link-drop": 80,
     "steady": 80,
 }
 """Of each trace."""
+PART_STEPS = {"busy-neighbour": 120, "random-walk": 100, "bandwidth-swing": 80, "link-drop": 80}
+"""Of the traces on which parts are compared."""
+KINDS, WHAT = ("paced", "lab"), ("contenders", "parts")
 STATIC, CLAIRVOYANT, RETUNED = "best static", "clairvoyant", "retuned"
+UNCHANGED = "unchanged"
+PARTS = {
+    "samples": Parts(partition=False, codec=False, collective=False),
+    "partition": Parts(samples=False, codec=False, collective=False),
+    "codec": Parts(samples=False, partition=False, collective=False),
+    "collective": Parts(samples=False, partition=False, codec=False),
+    "all": ALL_PARTS,
+}
 FIRST_STEPS = 2
 """Not counted: the first meters memory."""
 NEAR = 0.95
@@ -82,6 +95,11 @@ class Traced:
             found.append(next((step - start for step in range(start, end) if ours[step] <= bar_s), end - start))
         return found
 
+    def parts_summary(self) -> str:
+        """What each part gives over the same plan left alone."""
+        found = (f"{name} {self.total_s(UNCHANGED) / self.total_s(name):.3f}x" for name in self.runs)
+        return f"{self.trace}, over the plan left alone: {', '.join(found)}"
+
     def summary(self) -> str:
         return (
             f"{self.trace}: clairvoyant {self.speedup(CLAIRVOYANT):.3f}x, retuned {self.speedup(RETUNED):.3f}x the best static; "
@@ -101,13 +119,13 @@ class Drift:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def measure(kind: str, traces: Iterable[str]) -> None:
+def measure(kind: str, what: str, traces: dict[str, int]) -> None:
     """Traces in a lab or paced, a job each."""
     with lab(CLUSTER) if kind == "lab" else nullcontext():
-        for trace in traces:
-            out = PUBLISHED / f"{kind}-{trace}.json"
-            command = [sys.executable, "-m", PROGRAM, WORKLOAD, CLUSTER, str(out), trace, str(STEPS[trace])]
-            (in_lab if kind == "lab" else paced)(command)
+        for trace, num_steps in traces.items():
+            out = PUBLISHED / f"{kind}-{trace}.json" if what == "contenders" else PUBLISHED / "parts" / f"{trace}.json"
+            command = [sys.executable, "-m", PROGRAM, WORKLOAD, CLUSTER, str(out), trace, str(num_steps)]
+            (in_lab if kind == "lab" else paced)([*command, *(["--parts"] if what == "parts" else [])])
 
 
 def table() -> str:
@@ -123,20 +141,41 @@ def table() -> str:
 
 def _row(label: str, traced: Traced) -> str:
     gain = traced.speedup(CLAIRVOYANT)
-    kinds = [decision.kind for decision in traced.runs[RETUNED][0].decisions]
-    counted = f"{kinds.count(COMPUTE)} samples, {kinds.count(NETWORK)} ways, {len(kinds)} in all"
+    kinds = [decision.kind for decision in traced.runs[RETUNED][0].decisions if decision.switches]
+    counted = f"{kinds.count(COMPUTE)} samples, {kinds.count(NETWORK)} ways, {kinds.count(REGRET)} taken back"
     share = f"{100 * traced.share_of_gain:.0f} %" if gain > 1.02 else "-"
     recovered = ", ".join(str(steps) for steps in traced.recoveries()) or "-"
     return f"| {traced.trace} | {label} | {gain:.3f}x | {traced.speedup(RETUNED):.3f}x | {share} | {recovered} | {counted} |"
 
 
-def main(arguments: list[str]) -> None:
-    PUBLISHED.mkdir(parents=True, exist_ok=True)
-    kind, *traces = arguments or ("all",)
-    if kind != "again":
-        for one in ("paced", "lab") if kind == "all" else (kind,):
-            measure(one, traces or STEPS)
+def parts_table() -> str:
+    rows = [f"| trace | {' | '.join(PARTS)} | decisions, by part |", "|---|" + "---|" * (len(PARTS) + 1)]
+    for path in sorted((PUBLISHED / "parts").glob("*.json")):
+        traced = read_json(Drift, path).traced
+        gains = [f"{traced.total_s(UNCHANGED) / traced.total_s(name):.3f}x" for name in PARTS]
+        counts = [sum(decision.switches for decision in traced.runs[name][0].decisions) for name in PARTS]
+        rows.append(f"| {traced.trace} | {' | '.join(gains)} | {', '.join(map(str, counts))} |")
+    return "\n".join(rows)
+
+
+def chosen(words: list[str], known: Iterable[str]) -> list[str]:
+    """Those of the known that were named, or all if none was."""
+    listed = list(known)
+    return [name for name in listed if name in words] or listed
+
+
+def main(words: list[str]) -> None:
+    (PUBLISHED / "parts").mkdir(parents=True, exist_ok=True)
+    if unknown := set(words) - {"again", *KINDS, *WHAT, *STEPS}:
+        raise SystemExit(f"{', '.join(sorted(unknown))}: name kinds ({', '.join(KINDS)}), traces, or {', '.join(WHAT)}")
+    if words != ["again"]:
+        for what in chosen(words, WHAT):
+            steps = STEPS if what == "contenders" else PART_STEPS
+            kinds = chosen(words, KINDS) if what == "contenders" else ["lab"]
+            for kind in kinds:
+                measure(kind, what, {name: steps[name] for name in chosen(words, steps)})
     put_between(PAGE, "<!-- drift -->", "<!-- /drift -->", table())
+    put_between(PAGE, "<!-- parts -->", "<!-- /parts -->", parts_table())
 
 
 if __name__ == "__main__":

@@ -23,3 +23,16 @@ def test_a_script_is_retuned_and_trains_the_model_of_one_process(tmp_path: Path)
     assert {sum(pair) for pair in zip(first, second, strict=True)} == {32, 24}  # the last batch of an epoch is short
     assert max(first[30:36]) < 13 < min(second[30:36])
     assert [kind for step, kind, _ in found["decisions"] if 20 <= step <= 24] == ["compute"]
+
+
+@pytest.mark.mpi
+def test_gradients_of_a_script_travel_another_way_at_agreed_steps(tmp_path: Path) -> None:
+    """A schedule that crosses or not, a ring or shards with other owners; never in the middle of an accumulation."""
+    done = mpirun(2, str(PROGRAM.with_name("online_ways.py")), cwd=tmp_path)
+    assert done.code == 0, done.err
+    first, second = json.loads(done.out)
+    assert first["off"] < 1e-10
+    assert second["off"] < 1e-10
+    assert first["decisions"] == 7
+    assert first["used"] == second["used"]
+    assert list(dict.fromkeys(first["used"])) == [4, 0, 1, 2, 3, 5, 6]

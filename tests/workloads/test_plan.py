@@ -173,8 +173,21 @@ def test_models_that_are_averaged_have_norms_of_their_own() -> None:
     assert refusal(averaged).endswith("set sync_norm to false, or use another reducer")
 
 
+def test_owners_of_shards_are_one_share_a_rank() -> None:
+    def owned(*shares: float, collective: str = "shards") -> Plan:
+        return dataclasses.replace(plan(), comm=CommPlan(collective=collective, shares=shares))
+
+    owned(0.5, 0.0, 0.25, 0.25).validate(num_ranks=4, global_batch=64)
+    assert "4 ranks need one each" in refusal(owned(0.5, 0.5))
+    assert "summing to 1" in refusal(owned(0.5, 0.5, 0.5, -0.5))
+    assert "summing to 1" in refusal(owned(0.5, 0.0, 0.25, 0.2))
+    assert refusal(owned(0.25, 0.25, 0.25, 0.25, collective="ring")).endswith("only 'shards' have owners")
+
+
 def test_every_field_counts_for_the_fingerprint() -> None:
     variants = [
+        dataclasses.replace(plan(), comm=CommPlan(collective="shards")),
+        dataclasses.replace(plan(), comm=CommPlan(collective="shards", shares=(1.0, 0.0, 0.0, 0.0))),
         plan(),
         plan((26, 19, 13, 6)),
         plan((18, 27, 13, 6)),

@@ -60,6 +60,15 @@ class Engine(Exchange):
             for unit in self.units:
                 unit.remember()
 
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether `optimizer.step()` has used all gradients there are: none would be lost if this engine went away."""
+        if not self._crosses:
+            landed = self._finished == self._pass
+        else:
+            landed = any(unit.stage is not Stage.FILLING and unit.options is None for unit in self.units)
+        return not landed and not any(unit.is_filled for unit in self.units)
+
     def settle(self) -> None:
         """Wait until every parameter is up to date."""
         self._stall([unit for unit in self.units if unit.options is not None], Stage.FILLING)

@@ -116,6 +116,11 @@ class Unit(FlatGradients):
         self._filled.clear()
         self.round, self.options, self.stage = 0, None, Stage.FILLING
 
+    @property
+    def is_filled(self) -> bool:
+        """Whether gradients of a step that is not over have been accumulated."""
+        return self.stage is Stage.FILLING and bool(self._filled)
+
     def is_written(self, place: int) -> bool:
         """Whether a gradient is there that is not zero."""
         gradient = self.parameters[place].grad

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,20 @@ from autotune.online.candidates import Candidates
 from autotune.online.comm_controller import CommController, Patience, Switch
 from autotune.online.known import Known
 from autotune.online.learning import Memory
+from autotune.online.links import links_of, with_links
 from autotune.online.meta_network import Guess, MetaNetwork
 from autotune.online.model_sizes import ModelSizes
-from profilers.step_stats import StepStats
+from autotune.online.statistics import window
+from autotune.simulate.collectives import plan_shares
+from profilers.step_stats import Part, PartSums, StepStats
+from results.decision import LOOK, NETWORK, REGRET
 from tests.autotune.online.jobs import GRAPH, SAMPLES, make_simulated, observed, offered
-from workloads.plan import Plan
+from workloads.cluster import load_cluster
+from workloads.plan import CommPlan, Plan
 
 PATIENCE = Patience()
+NUMBERS = count()
+"""Of steps, all of them different."""
 CANDIDATES = offered()
 RUNNING = CANDIDATES.plans[0]
 KNOWN = Known(model=ModelSizes.of(GRAPH))
@@ -64,7 +72,8 @@ def steps(step_s: float, compute_s: float = 1.0) -> tuple[StepStats, ...]:
 
 def run(found: CommController, plan: Plan, step_s: float, num_steps: int) -> Switch | None:
     """The first switch within so many like steps."""
-    for number in range(num_steps):
+    for _ in range(num_steps):
+        number = next(NUMBERS)
         found.observe(plan, tuple(replace(stats, step=number) for stats in steps(step_s)))
         if (switch := found.propose()) is not None:
             return switch
@@ -93,7 +102,7 @@ def test_a_way_that_is_slower_is_left_again_and_not_tried_twice() -> None:
     assert tried is not None
     back = run(found, tried.plan, 2.2, PATIENCE.skip + PATIENCE.window)
     assert back is not None
-    assert back.is_regret
+    assert back.kind == REGRET
     assert back.plan == RUNNING
     assert run(found, RUNNING, 2.0, 50) is None
     (case,) = found.memory.cases
@@ -129,6 +138,88 @@ def test_while_ranks_compute_differently_nothing_is_judged() -> None:
         found.observe(tried.plan, tuple(replace(stats, step=number) for stats in steps(3.0, compute_s=2.0)))
         assert found.propose() is None
     assert not found.memory.cases
+
+
+LOOKING = load_cluster("mixed4")
+
+
+def looking(worth: dict[int, float]) -> CommController:
+    """One that may look at the links, and knows what plans are worth."""
+    memory, oracle = Memory(MetaNetwork.cold()), Oracle(worth)
+    memory.network = oracle  # type: ignore[assignment]
+
+    def offers(running: Plan) -> Candidates:
+        return Candidates(plans=tuple(dict.fromkeys([*CANDIDATES.plans, running])))
+
+    return CommController(KNOWN, offers, memory, cluster=LOOKING)
+
+
+def received(*speeds: float) -> list[list[float]]:
+    """What hosts with such links receive from the first, second and third before them."""
+    return [[min(speeds[(host - back) % 4], speed) for back in (1, 2, 3)] for host, speed in enumerate(speeds)]
+
+
+def test_links_are_looked_at_before_it_is_asked_again_and_the_one_that_changed_is_named() -> None:
+    found = looking({})
+    assert run(found, RUNNING, 2.0, 20) is None  # nothing has changed yet: nothing to look at
+    look = run(found, RUNNING, 3.0, 20)
+    assert look is not None
+    assert (look.kind, look.switches, look.plan) == (LOOK, False, RUNNING)
+    found.found(received(125e6, 25e6, 125e6, 125e6))
+    answer = run(found, RUNNING, 3.0, PATIENCE.window - PATIENCE.steps)
+    assert answer is not None
+    assert (answer.kind, answer.switches, answer.ranks) == (NETWORK, False, (1,))
+    assert answer.reason == "host1's link carries 0.20 times what it did"
+    assert run(found, RUNNING, 3.0, 50) is None
+
+
+def test_shards_are_offered_with_the_owners_that_the_links_call_for() -> None:
+    shards = next(index for index, plan in enumerate(CANDIDATES.plans) if plan.comm.collective == "shards")
+    found = looking({shards: 0.2})
+    found._asked = window(steps(9.0), RUNNING, KNOWN)
+    look = run(found, RUNNING, 3.0, 20)
+    assert look is not None
+    found.found(received(125e6, 25e6, 125e6, 125e6))
+    switch = run(found, RUNNING, 3.0, PATIENCE.window)
+    assert switch is not None
+    assert switch.switches
+    assert switch.plan.comm.shares[1] == 0.0
+    assert sum(switch.plan.comm.shares) == 1.0
+    assert replace(switch.plan, comm=replace(switch.plan.comm, shares=())) == CANDIDATES.plans[shards]
+
+
+def test_shards_that_run_are_owned_by_others_as_soon_as_links_are_known() -> None:
+    """Half of what is sent over the dropped link need not be: 16 MB of 32 at 25 MB/s, of a step of 3 s."""
+    shards = replace(RUNNING, comm=CommPlan(collective="shards"))
+    found = looking({})
+    sent = PartSums.of([Part(num_bytes=32e6, ready_s=0.0, posted_s=0.0, end_s=1.0)])
+    for number in range(10):
+        found.observe(shards, tuple(replace(stats, step=number, parts=sent) for stats in steps(1.5)))
+        assert found.propose() is None
+    for number in range(10, 10 + PATIENCE.steps):
+        found.observe(shards, tuple(replace(stats, step=number, parts=sent) for stats in steps(3.0)))
+    look = found.propose()
+    assert look is not None
+    found.found(received(125e6, 25e6, 125e6, 125e6))
+    switch = found.propose()
+    assert switch is not None
+    assert switch.plan.comm.shares[1] == 0.0
+    assert switch.predicted_gain == pytest.approx(16 / 25 / 3, rel=0.01)
+    assert switch.ranks == (1,)
+    back = run(found, switch.plan, 3.2, 10)
+    assert back is not None
+    assert (back.kind, back.plan) == (REGRET, shards)
+
+
+def test_the_rough_guess_knows_what_other_owners_are_worth() -> None:
+    """One host of four at a fifth: shards owned alike put 1.5 times as many bytes on it as shards that spare it."""
+    stated = LOOKING
+    now = with_links(stated, links_of(received(125e6, 25e6, 125e6, 125e6)))
+    shards = CommPlan(collective="shards")
+    known = KNOWN.on_links(now, stated, shards)
+    spared = replace(shards, shares=plan_shares(now))
+    assert known.collective_gain(CommPlan()) == 1.0
+    assert known.collective_gain(spared) / known.collective_gain(shards) == pytest.approx(1.5, rel=0.01)
 
 
 def test_the_shipped_network_finds_a_better_way_on_a_slow_network() -> None:

@@ -63,8 +63,8 @@ class World:
         return self.total_s([best_split(mix) for mix in self.mixes])
 
 
-def world(trace: str, *, num_steps: int = 160, noise: float = 0.01, hiccup_every: int = 0) -> World:
-    draw = random.Random(1)
+def world(trace: str, *, num_steps: int = 160, noise: float = 0.01, hiccup_every: int = 0, seed: int = 1) -> World:
+    draw = random.Random(seed)
     mixes = ChangingMix(load_cluster("mixed4"), load_trace(trace)).course([1.0] * num_steps)
     factors = [[1 + abs(draw.gauss(0, noise)) for _ in range(4)] for _ in mixes]
     if hiccup_every:
@@ -94,13 +94,41 @@ def run(found: World, *, lie: dict[int, float] | None = None) -> tuple[float, Co
     return spent_s, controller
 
 
-@pytest.mark.parametrize(("trace", "num_steps"), [("busy-neighbour", 160), ("random-walk", 400), ("speed-drift", 200)])
-def test_most_of_what_one_who_knows_the_trace_gains_is_gained(trace: str, num_steps: int) -> None:
-    found = world(trace, num_steps=num_steps)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("noise", [0.003, 0.01])
+@pytest.mark.parametrize(
+    ("trace", "num_steps", "share"),
+    [("busy-neighbour", 160, 0.92), ("random-walk", 160, 0.95), ("random-walk", 400, 0.97), ("speed-drift", 200, 0.9)],
+)
+def test_most_of_what_one_who_knows_the_trace_gains_is_gained(
+    trace: str, num_steps: int, share: float, noise: float, seed: int
+) -> None:
+    found = world(trace, num_steps=num_steps, noise=noise, seed=seed)
     static_s, known_s = found.best_static_s(), found.clairvoyant_s()
     spent_s, _ = run(found)
     assert static_s / known_s > 1.05
-    assert static_s / spent_s - 1 >= 0.9 * (static_s / known_s - 1)
+    assert static_s / spent_s - 1 >= share * (static_s / known_s - 1)
+
+
+def test_all_ranks_that_changed_are_believed_after_one_step() -> None:
+    """Every 20 steps all four change; the split that the next step has is the one that it keeps, within a sample."""
+    found = world("random-walk", noise=0.003)
+    _, controller = run(found)
+    for change in range(40, 160, 20):
+        first = next(decision for decision in controller.decisions if decision.step > change)
+        best = best_split(found.mixes[change])
+        assert first.step == change + 1
+        assert max(abs(ours - theirs) for ours, theirs in zip(first.plan.batch.samples, best, strict=True)) <= 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_many_small_hiccups_cost_little(seed: int) -> None:
+    """One step in twenty of each rank is 3 to 20 % longer, for no reason that lasts."""
+    draw, found = random.Random(seed), world("steady", seed=seed)
+    for factors in found.noise:
+        factors[:] = [factor + (draw.random() < 0.05) * draw.uniform(0.03, 0.2) for factor in factors]
+    spent_s, _ = run(found)
+    assert found.best_static_s() / spent_s > 0.99
 
 
 def test_a_rotating_neighbour_is_followed_in_one_step() -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from autotune.runtime.mpi_group import PeerLostError
-from autotune.runtime.pilot import Pilot, Report
+from autotune.runtime.pilot import Pilot, Report, Word
 from profilers.step_stats import StepRow, StepStats
-from results.decision import COMPUTE, Decision
+from results.decision import COMPUTE, LOOK, NETWORK, Decision
 from tests.gloo_ranks import on_ranks
 from workloads.plan import BatchPlan, Plan
 
@@ -40,7 +41,7 @@ def test_all_ranks_hear_the_same_words_in_every_step(size: int) -> None:
             return None
         return Decision(step=row.step + 1, plan=plan(row.step), kind=COMPUTE, reason="a third")
 
-    def run(group: dist.ProcessGroup) -> list[Plan | None]:
+    def run(group: dist.ProcessGroup) -> list[Word]:
         pilot = Pilot(group, decide if group.rank() == 0 else None, timeout_s=10)
         heard = []
         for step in range(8):
@@ -51,7 +52,7 @@ def test_all_ranks_hear_the_same_words_in_every_step(size: int) -> None:
         pilot.close()
         return heard
 
-    words = [plan(step - 1) if step % 3 == 1 else None for step in range(8)]
+    words = [Word(plan=plan(step - 1) if step % 3 == 1 else None) for step in range(8)]
     assert on_ranks(size, run) == [words] * size
     assert [row.compute_s for row in rows] == [tuple(rank + step / 8 for rank in range(size)) for step in range(8)]
     assert rows[0].closed is None
@@ -85,7 +86,7 @@ def test_training_goes_on_if_the_one_who_decides_fails() -> None:
         calls.append(row.step)
         raise ValueError("no idea")
 
-    def run(group: dist.ProcessGroup) -> tuple[list[Plan | None], str]:
+    def run(group: dist.ProcessGroup) -> tuple[list[Word], str]:
         pilot = Pilot(group, decide if group.rank() == 0 else None, timeout_s=10)
         heard = []
         for step in range(3):
@@ -95,13 +96,37 @@ def test_training_goes_on_if_the_one_who_decides_fails() -> None:
         pilot.close()
         return heard, pilot.trouble
 
-    assert on_ranks(2, run) == [([None] * 3, "ValueError: no idea"), ([None] * 3, "")]
+    assert on_ranks(2, run) == [([Word()] * 3, "ValueError: no idea"), ([Word()] * 3, "")]
     assert calls == [0]
+
+
+def test_all_ranks_look_at_their_links_before_the_same_step_and_tell_with_the_next_report() -> None:
+    rows: list[StepRow] = []
+
+    def decide(row: StepRow) -> Decision | None:
+        rows.append(row)
+        kind = {1: LOOK, 2: NETWORK}.get(row.step)
+        return None if kind is None else Decision(step=row.step + 1, plan=plan(1), kind=kind, switches=False, reason="")
+
+    def run(group: dist.ProcessGroup) -> list[Word]:
+        pilot = Pilot(group, decide if group.rank() == 0 else None, timeout_s=10)
+        heard = []
+        for step in range(4):
+            heard.append(pilot.word(step))
+            found = (1e6 + group.rank(), 2e6) if heard[-1].look else None
+            pilot.report(replace(report(group.rank(), step), arrivals=found))
+        group.barrier(dist.BarrierOptions()).wait()
+        pilot.close()
+        return heard
+
+    assert on_ranks(3, run) == [[Word(), Word(), Word(look=True), Word()]] * 3
+    assert [row.arrivals for row in rows] == [None, None, tuple((1e6 + rank, 2e6) for rank in range(3)), None]
 
 
 def test_a_step_costs_less_than_two_kilobytes_on_eight_ranks() -> None:
     """Framing is four bytes a message."""
     import json
 
-    told = len(json.dumps(report(7, 10_000_000).as_message())) + 4
-    assert 7 * (told + len(json.dumps([10_000_001, None])) + 4) < 2000
+    looked = replace(report(7, 10_000_000), arrivals=(123456789.1, 12345678901.1, 1234567890.1))
+    told = len(json.dumps(looked.as_message())) + 4
+    assert 7 * (told + len(json.dumps([10_000_001, None, 1])) + 4) < 2000

@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autotune.runtime.pilot import Pilot
+from autotune.runtime.shard_group import ShardGroup
 from autotune.runtime.steering import SteeredTrainer
 from autotune.runtime.trainer import Seat, Trainer
 from profilers.step_stats import StepRow
-from results.decision import COMPUTE, Decision
+from results.decision import COMPUTE, LOOK, Decision
 from tests.gloo_ranks import on_ranks
 from workloads.cluster import Device
 from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
@@ -61,7 +62,12 @@ class SameStart:
         return getattr(self._real, name)
 
 
-def trained(group: dist.ProcessGroup, decide: Callable[[StepRow], Decision | None] | None) -> tuple[Tensor, list[int]]:
+def trained(
+    group: dist.ProcessGroup,
+    decide: Callable[[StepRow], Decision | None] | None,
+    group_for: Callable[[Plan], dist.ProcessGroup] | None = None,
+    looks: list[tuple[float, ...]] | None = None,
+) -> tuple[Tensor, list[int]]:
     seat = Seat(rank=group.rank(), device=Device(name="cpu"), torch_device=torch.device("cpu"), timeout_s=20)
     trainer = Trainer(WORKLOAD, FIRST, group, seat, seed=3)  # type: ignore[arg-type]
     counts = []
@@ -69,7 +75,8 @@ def trained(group: dist.ProcessGroup, decide: Callable[[StepRow], Decision | Non
         stepper: Trainer | SteeredTrainer = trainer
         if decide is not None:
             pilot = Pilot(group, decide if group.rank() == 0 else None, timeout_s=20)
-            stepper = SteeredTrainer(trainer, pilot, lambda _plan: group)
+            firsts = range(group.size()) if looks is not None else ()
+            stepper = SteeredTrainer(trainer, pilot, group_for or (lambda _plan: group), firsts)
             leaving.callback(stepper.close)
         counts = [stepper.step().num_samples for _ in range(NUM_STEPS)]
         trainer.settle()
@@ -90,3 +97,47 @@ def test_training_by_changing_plans_is_plain_training() -> None:
         assert len(counts) == NUM_STEPS
     firsts = [count for _, (_, counts) in zip(plain, steered, strict=True) for count in counts][:NUM_STEPS]
     assert firsts == [TOTAL // 2] * 2 + [3] * 5 + [TOTAL - 1] + [5] * 2 + [6] * 2 + [2] * 2
+
+
+SHARDS = replace(FIRST, comm=CommPlan(bucket_bytes=4096, collective="shards"))
+OWNERS = {
+    3: SHARDS.comm,
+    5: replace(SHARDS.comm, shares=(0.0, 1.0)),
+    7: replace(CROSSING, collective="shards", shares=(0.75, 0.25)),
+    9: replace(CROSSING, collective="shards", shares=(0.125, 0.875)),
+    12: replace(CROSSING, collective="shards"),
+}
+"""Owners change between buckets, in the middle of a schedule that crosses, and back."""
+
+
+def test_owners_of_shards_change_on_the_way_and_training_stays_plain_training() -> None:
+    looks: list[tuple[float, ...]] = []
+
+    def decide(row: StepRow) -> Decision | None:
+        if row.arrivals is not None:
+            looks.extend(row.arrivals)
+        step, comm = row.step + 1, OWNERS.get(row.step + 1)
+        if step in (4, 10):  # a look between buckets, and one while parts of a step are on their way
+            plan = replace(FIRST, comm=OWNERS[max(at for at in OWNERS if at <= step)])
+            return Decision(step=step, plan=plan, kind=LOOK, switches=False, reason="the script")
+        plan = replace(uneven(FIRST, step), comm=comm) if comm is not None else None
+        return None if plan is None else Decision(step=step, plan=plan, kind=COMPUTE, reason="the script")
+
+    def run(group: dist.ProcessGroup) -> tuple[Tensor, list[int]]:
+        shards = ShardGroup(group, (0.5, 0.5), chunk_bytes=512)
+
+        def group_for(plan: Plan) -> dist.ProcessGroup:
+            shards.set_owners(plan.comm.shares or (0.5, 0.5))
+            return shards
+
+        try:
+            return trained(group, decide, group_for, looks)
+        finally:
+            shards.close().join(timeout=20)
+
+    plain = on_ranks(2, lambda group: trained(group, None))
+    for (expected, _), (found, counts) in zip(plain, on_ranks(2, run), strict=True):
+        assert float((found - expected).norm() / expected.norm()) < 1e-10
+        assert len(counts) == NUM_STEPS
+    assert len(looks) == 4
+    assert all(speed > 0 for found in looks for speed in found)

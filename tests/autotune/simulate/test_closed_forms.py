@@ -13,6 +13,7 @@ from autotune.simulate.collectives import (
     all_reduce_loads,
     hop_loads,
     owned_shares,
+    plan_shares,
     server_shares,
     shard_loads,
 )
@@ -197,6 +198,25 @@ def test_even_shards_on_even_links_take_as_long_as_a_ring():
     cluster = make_cluster([100.0] * 4)
     ring, shards = (all_reduce_loads(kind, cluster, 1.0) for kind in ("ring", "shards"))
     assert [load.up_bytes for load in shards] == exact([load.up_bytes for load in ring])
+
+
+def test_shards_are_owned_as_the_plan_says_or_as_the_links_call_for():
+    """10 MB on four hosts, one of them at a fifth: that host sends it once at best, and 1.5 times if all own alike."""
+    cluster = make_cluster([10 * MB] * 3 + [2 * MB])
+    simulator = make_simulator(make_graph(1), cluster, 4)
+    as_called_for, even, spared = (
+        simulator.step_s(plan_of(1, 1, 1, 1, collective="shards", shares=shares))
+        for shares in ((), (0.25,) * 4, plan_shares(cluster))
+    )
+    assert spared == pytest.approx(as_called_for, rel=1e-2)
+    assert even - as_called_for == exact(0.5 * 10 / 2)
+
+
+def test_shares_of_a_plan_sum_to_one_exactly():
+    for speeds in ([1, 1, 1], [1, 2, 3, 5, 7], [100, 100, 100, 1], [3, 1]):
+        shares = plan_shares(make_cluster(speeds))
+        assert sum(shares) == 1.0
+        assert max(map(abs, np.subtract(shares, owned_shares(make_cluster(speeds))))) < len(speeds) / 1024
 
 
 def test_buckets_overlap_with_backward():

@@ -1,0 +1,52 @@
+"""All shipped traces by the simulator's clock, devices and links: what retuning gains of what one who knows the trace does."""
+
+from __future__ import annotations
+
+import pytest
+
+from results.decision import LOOK, NETWORK
+from tests.autotune.online.virtual_network import VirtualRun, controller_for, virtual_run
+
+STEPS = {
+    "busy-neighbour": 160,
+    "random-walk": 160,
+    "speed-drift": 100,
+    "bandwidth-swing": 80,
+    "link-drop": 80,
+    "steady": 80,
+}
+WORTH_IT = 1.05
+"""Where one who knows gains less, there is nothing to be had."""
+
+
+def ratios(run: VirtualRun) -> tuple[float, float, float]:
+    """Over the best static plan: one who knows, retuned, and the plan for the mix as stated left alone."""
+    stretches = run.stretches
+    static_s, start = stretches.total_s(stretches.best_static()), stretches.plans[run.stated]
+    known_s, left_s = run.total_s(stretches.clairvoyant()), stretches.total_s(start)
+    run.noise = 0.005
+    retuned_s = run.retuned_s(controller_for(run, start)) / (1 + 2 * run.noise * 0.5)
+    return static_s / known_s, static_s / retuned_s, static_s / left_s
+
+
+@pytest.mark.parametrize("trace", STEPS)
+def test_retuning_on_every_trace(trace: str) -> None:
+    known, retuned, left = ratios(virtual_run(trace, STEPS[trace]))
+    if known > WORTH_IT:
+        assert retuned - 1 >= 0.88 * (known - 1)
+    assert retuned >= 0.99 * min(left, 1.0)
+    assert retuned >= 0.9
+
+
+def test_a_link_that_drops_is_named_and_its_host_owns_nothing_any_more() -> None:
+    run = virtual_run("link-drop", 80)
+    controller = controller_for(run, run.stretches.plans[run.stated])
+    run.retuned_s(controller)
+    look, network, *_ = controller.decisions
+    assert (look.kind, look.switches) == (LOOK, False)
+    assert 41 <= look.step <= 46
+    assert (network.kind, network.ranks) == (NETWORK, (1,))
+    assert "host1's link carries 0.2" in network.reason
+    assert network.plan.comm.shares[1] == 0.0
+    run.stretches.predictors[run.stated].simulator.step_s(network.plan)
+    assert controller.plan.batch.samples == run.stretches.plans[run.stated].batch.samples

@@ -1,0 +1,116 @@
+"""Training through a trace by the simulator's clock: what ranks would report, with noise, and what a controller makes of it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+from autotune.bench import capture_workload, workload_info
+from autotune.job import Job
+from autotune.online.candidates import candidates
+from autotune.online.comm_controller import CommController
+from autotune.online.controller import Controller
+from autotune.online.known import known_of
+from autotune.online.learning import Memory
+from autotune.online.meta_network import MetaNetwork
+from autotune.online.simulated_steps import simulated_step
+from autotune.runtime.link_look import num_rounds
+from autotune.simulate.cost_model import cost_model
+from profilers.step_stats import StepRow, StepStats
+from results.decision import LOOK
+from results.record import WorkloadInfo
+from tests.benchmarks.stretches import Stretches
+from workloads.cluster import Cluster, load_cluster
+from workloads.graph import OpGraph
+from workloads.plan import Plan
+from workloads.registry import load_workload
+from workloads.split import bounds
+from workloads.trace import ChangingMix
+from workloads.trace_file import load_trace
+
+FEW_PLANS = 150
+
+
+@cache
+def captured(workload: str) -> tuple[WorkloadInfo, OpGraph]:
+    loaded = load_workload(workload, {})
+    graph = capture_workload(loaded, 0)
+    job = Job(workload=workload, clusters=("mixed4",), results=Path())
+    return workload_info(job, loaded.global_batch, graph), graph
+
+
+@dataclass
+class VirtualRun:
+    """A job under a trace."""
+
+    stretches: Stretches
+    stated: Cluster
+    noise: float = 0.01
+    seed: int = 1
+    _steps: dict[tuple[Cluster, Plan], list[StepStats]] = field(default_factory=dict)
+
+    def step(self, mix: Cluster, plan: Plan) -> list[StepStats]:
+        if (mix, plan) not in self._steps:
+            simulator = self.stretches.predictors[mix].simulator
+            self._steps[mix, plan] = simulated_step(simulator.simulate(plan), plan, simulator.wire_bytes(plan))
+        return self._steps[mix, plan]
+
+    def total_s(self, plans: list[Plan]) -> float:
+        mixes = self.stretches.mixes
+        return sum(self.step(mix, plan)[0].step_s for mix, plan in zip(mixes, plans, strict=True))
+
+    def retuned_s(self, controller: Controller) -> float:
+        """All steps together, by whatever plan the controller says; a step takes what it takes times some noise."""
+        draw, spent_s, closed, looked = random.Random(self.seed), 0.0, None, False
+        for number, mix in enumerate(self.stretches.mixes):
+            stats = self.step(mix, controller.plan)
+            factors = [1 + abs(draw.gauss(0, self.noise)) for _ in stats]
+            row = StepRow(
+                step=number,
+                samples=controller.plan.batch.samples,
+                compute_s=tuple(one.compute_s * factor for one, factor in zip(stats, factors, strict=True)),
+                closed=closed,
+                arrivals=received(mix, draw) if looked else None,
+            )
+            step_s = stats[0].step_s * max(factors)
+            closed = tuple(replace(one, step=number, step_s=step_s) for one in stats)
+            decision = controller.decide(row)
+            looked = decision is not None and decision.kind == LOOK
+            spent_s += step_s
+        return spent_s
+
+
+def received(mix: Cluster, draw: random.Random) -> tuple[tuple[float, ...], ...]:
+    """What a look would find, off by a tenth."""
+    links = [host.link for host in mix.hosts]
+    return tuple(
+        tuple(
+            min(links[(host - number) % len(links)].up_bytes_per_s, links[host].down_bytes_per_s) * draw.gauss(1, 0.05)
+            for number in range(1, num_rounds(len(links)) + 1)
+        )
+        for host in range(len(links))
+    )
+
+
+def virtual_run(trace: str, num_steps: int, *, workload: str = "vgg", mix: str = "mixed4") -> VirtualRun:
+    info, graph = captured(workload)
+    stated = load_cluster(mix)
+    mixes = ChangingMix(stated, load_trace(trace)).course([1.0] * num_steps)
+    limits = bounds(len(stated.devices), info.global_batch)
+    return VirtualRun(Stretches(info, graph, limits, mixes, most_plans=FEW_PLANS), stated)
+
+
+def controller_for(run: VirtualRun, start: Plan) -> Controller:
+    """As `train --online` makes it."""
+    info, graph = captured(run.stretches.predictors[run.stated].simulator.info.name)
+    predictor = run.stretches.predictors[run.stated]
+    space = predictor.space(("gloo",), allow_lossy=False)
+    known = known_of(graph, cost_model(graph, run.stated), "gloo")
+
+    def offers(running: Plan):
+        return candidates(space, running.batch.samples, transport="gloo", also=[running])
+
+    comm = CommController(known, offers, Memory(MetaNetwork.shipped()), cluster=run.stated)
+    return Controller(start, predictor.bounds, info.global_batch, comm=comm)
