@@ -44,6 +44,8 @@ class Parameter:
     num_bytes: int
     shape: tuple[int, ...] = ()
     """Empty: not noted."""
+    also: tuple[str, ...] = ()
+    """Other modules that have it as their own: tied, such as a head that is the embedding."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
