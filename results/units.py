@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workloads.plan import CommPlan, Plan
+from workloads.plan import CommPlan, PipelinePlan, Plan
 from workloads.quantity import format_bytes
 
 MANY_PARTS = 1000
@@ -69,10 +69,22 @@ def format_duration(seconds: float) -> str:
 def plan_summary(plan: Plan) -> str:
     """A plan in one line: "samples 27/18/13/6  bucket 1 MiB  gloo  none"; what is not our plain reducer is named first."""
     comm, compression = plan.comm, plan.compression
+    if plan.pipeline is not None:
+        return f"{stages_summary(plan.pipeline)}  {comm.transport}"
     parts = [way_to_send(comm), f"samples {format_shares(plan.batch.samples)}", pieces(comm), comm.transport]
     parts += [compression.codec, f"{len(compression.factors)} layers by factors" if compression.factors else ""]
     parts += ["synchronised norms"] if plan.batch.sync_norm else []
     return "  ".join(part for part in parts if part)
+
+
+def stages_summary(pipeline: PipelinePlan) -> str:
+    """A pipeline in words: "3 stages on ranks 0 > 1+2 > 3 from ops 0/4/9, 8 micro-batches, 1f1b"."""
+    ranks = " > ".join("+".join(map(str, stage)) for stage in pipeline.stage_ranks)
+    first = "/".join(map(str, pipeline.first_ops))
+    return (
+        f"{len(pipeline.first_ops)} stages on ranks {ranks} from ops {first}, {pipeline.micro_batches} micro-batches, "
+        f"{pipeline.schedule}"
+    )
 
 
 def way_to_send(comm: CommPlan) -> str:
