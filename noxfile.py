@@ -283,10 +283,12 @@ def drift(session: nox.Session) -> None:
 
 @nox.session
 def pipelines(session: nox.Session) -> None:
-    """Searched schedules, 1F1B and GPipe of a pipeline with its vocabulary on all devices, run paced (about five minutes)."""
+    """Searched schedules, 1F1B and GPipe of a pipeline with its vocabulary on all devices, run paced (about three minutes)."""
     install(session)
     kept = Path("results") / "published" / "pipelines" / "uniform4.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
     program = "tests/benchmarks/programs/pipeline_run.py"
     flags = ["--bind-to", "none", "--oversubscribe", "--allow-run-as-root", "-n", "4"]
-    run(session, "mpirun", *flags, str(ENVIRONMENT.absolute() / "bin" / "python"), program, "--json", str(kept))
+    python = str(ENVIRONMENT.absolute() / "bin" / "python")
+    run(session, "mpirun", *flags, python, program, "--json", str(kept), *session.posargs)
+    run(session, "python", "-m", "tests.benchmarks.pipeline_table")

@@ -220,6 +220,11 @@ def parallelize(  # noqa: PLR0913 - what a script may choose
 def _checked(plan: Plan, control: Control) -> Plan:
     """As the engine carries it out: buckets are partitions that are sent as they are complete."""
     samples = plan.batch.samples
+    if plan.pipeline is not None:
+        raise SpecError(
+            "the plan has pipeline stages, but a training script holds the whole model: train it by `autotune train`, or "
+            "give the script a plan without stages"
+        )
     plan.validate(num_ranks=control.size, global_batch=sum(samples))
     plan.check_runnable()
     if min(samples) < 1:

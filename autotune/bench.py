@@ -21,6 +21,7 @@ from autotune.runtime.crew import Crew
 from autotune.runtime.data import batches_of
 from autotune.runtime.groups import Groups
 from autotune.runtime.memory import sample_cap, static_bytes
+from autotune.runtime.pipeline.stages import stage_modules
 from autotune.runtime.replay import Replay, lab_surroundings
 from autotune.runtime.tracing import ClockOffset
 from autotune.runtime.trainer import Seat
@@ -28,11 +29,12 @@ from autotune.runtime.trial import RankRunner
 from autotune.simulate.factors import factor_chooser
 from autotune.simulate.limit import stated_sample_s, step_limit
 from autotune.space import Space, kinds_of, max_bucket_log2, ways_to_send
+from autotune.stage_points import NO_STAGES, StagedPlans
 from results.environment import available_cores, processor_name
 from results.record import Limit, WorkloadInfo
 from workloads.capture import capture
 from workloads.cluster import Cluster
-from workloads.errors import AutotuneError, SpecError
+from workloads.errors import AutotuneError, InfeasiblePlanError, SpecError
 from workloads.graph import OpGraph
 from workloads.plan import LOSSLESS_CODECS, ONE_ROUND_CODECS
 from workloads.registry import load_workload
@@ -74,6 +76,8 @@ class Bench:
     """What a search that may be lossy chooses from."""
     changing: ChangingMix | None = None
     """The mix under the trace that is replayed, if any."""
+    staged: StagedPlans = NO_STAGES
+    """Plans with pipeline stages that a search may choose."""
 
     def limit(self) -> Limit | None:
         """The step time no plan can beat, where the cluster file states the devices' speeds."""
@@ -97,6 +101,7 @@ class Bench:
             max_bucket_log2=max_bucket_log2(self.info.param_bytes),
             factors_for=factor_chooser(self.graph, self.cluster),
             kinds=kinds_of(self.graph),
+            staged=self.staged,
             **ways_to_send(len(self.cluster.devices), self.transports),
         )
 
@@ -128,7 +133,7 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> Bench:
     cluster = cluster.on_hardware(control.share(_hardware(torch_device)))
     graph = agreed(control, lambda: capture_workload(workload, job.seed))
     info = workload_info(job, workload.global_batch, graph, sync_norm=getattr(workload, "sync_norm", False))
-    limits = agreed(control, lambda: sample_bounds(workload, graph, cluster, total=workload.global_batch))
+    limits = agreed(control, lambda: job_bounds(workload, graph, cluster, total=workload.global_batch))
     groups = agreed(control, lambda: Groups(control, cluster))
     rank = control.rank
     changing = ChangingMix(cluster, load_trace(job.replay)) if job.replay is not None else None
@@ -142,7 +147,7 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> Bench:
     )
     ahead_s, error_s = control.clock_offset()
     clock = ClockOffset(ahead_s=ahead_s, error_s=error_s)
-    runner = RankRunner(workload, groups, seat, seed=job.seed, clock=clock)
+    runner = RankRunner(workload, groups, seat, seed=job.seed, clock=clock, graph=graph)
     gc.freeze()  # what is there now stays: collecting after each trial need not look at it
     on_gpu = all(control.share(torch_device.type == "cuda"))
     return Bench(
@@ -222,6 +227,22 @@ def sample_bounds(workload: Workload, graph: OpGraph, cluster: Cluster, *, total
     limits = bounds(len(cluster.devices), total, minimum=workload.min_samples, caps=caps)
     limits.check(total)
     return limits
+
+
+def job_bounds(workload: Workload, graph: OpGraph, cluster: Cluster, *, total: int) -> Bounds:
+    """The same, but a model that fits no device and can be cut into stages is no reason to give up: without caps, plans that hold it
+    whole are found infeasible one by one, and plans with stages are not.
+    """
+    try:
+        return sample_bounds(workload, graph, cluster, total=total)
+    except InfeasiblePlanError:
+        try:
+            stage_modules(workload, workload.model())
+        except SpecError:
+            pass
+        else:
+            return bounds(len(cluster.devices), total, minimum=workload.min_samples)
+        raise
 
 
 def _first_of_host(control: Control) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from autotune.runtime.crew import Measurement
 from results.record import AGAIN, BEST, DDP_DEFAULT, DDP_TUNED, Contender, Role, TrialRecord
 from workloads.errors import SpecError
-from workloads.plan import CommPlan, Plan
+from workloads.plan import CommPlan, PipelinePlan, Plan
 from workloads.quantity import format_bytes
 
 _CLOSE = 0.02
@@ -92,6 +92,8 @@ def entries(records: Sequence[TrialRecord], best: Plan) -> list[Entry]:
 
 def reverted(best: Plan, default: Plan) -> list[Entry]:
     """The best plan with one knob at a time as in the default; knobs that are so anyway are left out."""
+    if best.pipeline is not None:
+        return _reverted_stages(best, best.pipeline)
     comm, compression = best.comm, best.compression
     is_scheduled = comm.reducer == "scheduled"
     size = {"partition_bytes" if is_scheduled else "bucket_bytes": default.comm.bucket_bytes}
@@ -115,6 +117,12 @@ def reverted(best: Plan, default: Plan) -> list[Entry]:
         for knob, text, plan in changed
         if plan != best and _runs(plan)
     ]
+
+
+def _reverted_stages(best: Plan, pipeline: PipelinePlan) -> list[Entry]:
+    """A pipeline in the order that is usual, in the place of its own."""
+    usual = dataclasses.replace(best, pipeline=dataclasses.replace(pipeline, schedule="1f1b", order=()))
+    return [Entry(name=f"{BEST}, 1f1b", plan=usual, reverts="schedule")] if usual != best else []
 
 
 def _with_comm(plan: Plan, **changes: Any) -> Plan:
@@ -146,7 +154,7 @@ def contenders(chosen: Sequence[Entry], measured: Sequence[Measurement]) -> tupl
 def _runs(plan: Plan) -> bool:
     """Not every reducer takes every codec, and DDP no rank without samples."""
     try:
-        plan.validate(num_ranks=len(plan.batch.samples), global_batch=sum(plan.batch.samples))
+        plan.validate(num_ranks=len(plan.batch.samples), global_batch=plan.global_batch)
     except SpecError:
         return False
     return True

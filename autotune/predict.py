@@ -16,7 +16,7 @@ import numpy as np
 from autotune.bench import (
     Bench,
     capture_workload,
-    sample_bounds,
+    job_bounds,
     with_dataflow,
     with_held_bytes,
     workload_info,
@@ -28,6 +28,9 @@ from autotune.simulate.cost_model import cost_model
 from autotune.simulate.factors import factor_chooser
 from autotune.simulate.simulator import Simulator
 from autotune.space import Space, kinds_of, max_bucket_log2, ways_to_send
+from autotune.stage_cuts import StageCuts, stage_cuts, with_streams
+from autotune.stage_plans import staged_plans
+from autotune.stage_points import NO_STAGES, StagedPlans
 from autotune.what_if import Setting, edited
 from results.best import best_path, load_best
 from results.forecast import Forecast
@@ -37,7 +40,7 @@ from results.record import WorkloadInfo
 from workloads.cluster import Cluster, load_cluster
 from workloads.errors import InfeasiblePlanError, SpecError
 from workloads.graph import OpGraph
-from workloads.plan import LOSSLESS_CODECS, ONE_ROUND_CODECS, Plan, default_plan
+from workloads.plan import LOSSLESS_CODECS, ONE_ROUND_CODECS, BatchPlan, Plan, default_plan
 from workloads.registry import load_workload
 from workloads.split import Bounds, RankCost, balanced, even
 from workloads.workload import Workload
@@ -50,10 +53,17 @@ class Predictor:
     simulator: Simulator
     bounds: Bounds
     cluster: Cluster
+    cuts: StageCuts | None = None
+    """Where the model can be cut into stages, if it can."""
 
     @property
     def total(self) -> int:
         return self.simulator.info.global_batch
+
+    def staged(self, transports: Sequence[str]) -> StagedPlans:
+        """Plans with pipeline stages, where they can run."""
+        than = Plan(batch=BatchPlan(samples=self.balanced_split()))
+        return staged_plans(self.simulator, self.cuts, than) if "gloo" in transports else NO_STAGES
 
     def space(self, transports: Sequence[str], *, allow_lossy: bool) -> Space:
         known = [name for name in transports if name in self.simulator.costs.transports]
@@ -66,6 +76,7 @@ class Predictor:
             max_bucket_log2=max_bucket_log2(self.simulator.info.param_bytes),
             factors_for=factor_chooser(self.simulator.graph, self.cluster),
             kinds=kinds_of(self.simulator.graph),
+            staged=self.staged(known or transports),
             **ways_to_send(len(self.cluster.devices), known or transports),
         )
 
@@ -97,13 +108,18 @@ def make_predictors(question: Question) -> list[Predictor]:
         cluster = cluster.for_ranks(question.num_ranks or 1)
     workload = load_workload(job.workload, job.options)
     graph = with_held_bytes(capture_workload(workload, job.seed), workload, job.seed)
-    if question.plan_file is not None and read_plan_file(question.plan_file).plan.pipeline is not None:
+    cuts = stage_cuts(workload, graph, job.seed)
+    wanted = read_plan_file(question.plan_file).plan.pipeline if question.plan_file is not None else None
+    if cuts is not None and (wanted is None or set(wanted.first_ops) <= set(cuts.first_ops)):
+        graph = with_streams(graph, cuts)
+    elif wanted is not None:
         graph = with_dataflow(graph, workload, job.seed)
     profiles = find_profiles(question, cluster, graph, workload.global_batch)
     settings = [Setting(cluster=cluster, global_batch=workload.global_batch)]
     if question.what_if:
         settings.append(edited(settings[0], question.what_if))
-    return [_predictor(job, workload, graph, setting, profiles) for setting in settings]
+    predictors = [_predictor(job, workload, graph, setting, profiles) for setting in settings]
+    return [replace(predictor, cuts=cuts) for predictor in predictors]
 
 
 def _predictor(
@@ -111,7 +127,7 @@ def _predictor(
 ) -> Predictor:
     info = workload_info(job, setting.global_batch, graph)
     costs = cost_model(graph, setting.cluster, profiles)
-    limits = sample_bounds(workload, graph, setting.cluster, total=setting.global_batch)
+    limits = job_bounds(workload, graph, setting.cluster, total=setting.global_batch)
     return Predictor(simulator=Simulator(info, graph, costs), bounds=limits, cluster=setting.cluster)
 
 
@@ -134,7 +150,17 @@ def bench_simulator(job: Job, bench: Bench, all_reduces: tuple[CollectiveProfile
         )
         profiles = [measured]
     graph = with_held_bytes(bench.graph, bench.workload, job.seed)
+    cuts = stage_cuts(bench.workload, graph, job.seed)
+    graph = graph if cuts is None else with_streams(graph, cuts)
     return Simulator(bench.info, graph, cost_model(graph, bench.cluster, profiles))
+
+
+def bench_staged(job: Job, bench: Bench, simulator: Simulator | None) -> StagedPlans:
+    """Plans with pipeline stages for a job under way; none where nothing can be predicted, or the job's transports do not run them."""
+    if simulator is None or "gloo" not in bench.transports or job.sampler == "random":
+        return NO_STAGES
+    than = Plan(batch=BatchPlan(samples=even(bench.info.global_batch, bench.limits)))
+    return staged_plans(simulator, stage_cuts(bench.workload, simulator.graph, job.seed), than)
 
 
 def kept_profiles(results: Path, info: WorkloadInfo, cluster: Cluster) -> list[Profile]:
@@ -231,10 +257,8 @@ def make_judge(simulator: Simulator, aim: Aim) -> Callable[[Plan], float]:
 
     def judge(plan: Plan) -> float:
         simulated = simulator.simulate(plan)
-        peak = simulator.peak_memory_bytes(plan, simulated)
-        held = np.array([device.memory_bytes if device.memory_bytes is not None else np.inf for device in devices])
         step_s = simulated.step_s
-        if (peak > held).any() or simulator.info.global_batch / step_s < aim.min_throughput:
+        if not simulator.fits(plan, simulated) or simulator.info.global_batch / step_s < aim.min_throughput:
             return float("inf")
         if aim.objective == "energy":
             return simulator.joules_per_step(simulated) or 0.0

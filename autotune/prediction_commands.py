@@ -28,7 +28,8 @@ def simulate(question: Question, *, trace: Path | None, as_json: bool) -> int:
         return 0
     from results.forecast_console import show_forecasts  # noqa: PLC0415 - rich is not needed for JSON
 
-    show_forecasts(console(), forecasts)
+    pairs = zip(predictors, forecasts, strict=True)
+    show_forecasts(console(), forecasts, [one.simulator.stage_table(forecast.plan) for one, forecast in pairs])
     return 0
 
 
@@ -58,5 +59,6 @@ def plan(question: Question, aim: Aim, *, export: Path | None, as_json: bool) ->
     from results.forecast_console import show_planned  # noqa: PLC0415
 
     how = f"best of {found.num_predicted} plans by {found.method}"
-    show_planned(console(), found.forecast, found.default, how)
+    table = predictor.simulator.stage_table(found.forecast.plan)
+    show_planned(console(), found.forecast, found.default, how, table)
     return 0

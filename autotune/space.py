@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
+from autotune.stage_points import NO_STAGES, StagedPlans
 from results.record import Role
 from workloads.graph import OpGraph
 from workloads.plan import (
@@ -77,6 +78,8 @@ class Space:
     """The layers that may send factors under a split, if any do."""
     kinds: tuple[str, ...] = ()
     """Kinds of layers that a schedule may compress alone, where lossy codecs are allowed."""
+    staged: StagedPlans = field(default=NO_STAGES, compare=False)
+    """Plans with pipeline stages to choose from, besides those without."""
 
     def knobs(self) -> list[Knob]:
         tilts = [Knob(name=f"tilt.{rank}", low=-MAX_TILT, high=MAX_TILT) for rank in range(len(self.reference))]
@@ -86,6 +89,7 @@ class Space:
             Knob(name="codec", choices=self.codecs),
             Knob(name="transport", choices=self.transports),
             *(Knob(name=name, choices=choices) for name, choices in self._optional() if len(choices) > 1),
+            *(Knob(name=name, choices=choices) for name, choices in self.staged.choices.items()),
         ]
 
     def _optional(self) -> list[tuple[str, tuple[str, ...]]]:
@@ -101,8 +105,10 @@ class Space:
 
     def plan(self, params: Mapping[str, Any]) -> Plan:
         """The plan at a point of the space. What two knobs forbid each other is put right: the transport and the reducer
-        that a codec, a collective or factors need.
+        that a codec, a collective or factors need, the schedule and cut that there are for so many stages.
         """
+        if (staged := self.staged.plan(params)) is not None:
+            return staged
         weights = [speed * 2 ** params.get(f"tilt.{rank}", 0.0) for rank, speed in enumerate(self.reference)]
         chosen = Knobs(
             bucket_log2=int(params["bucket_log2"]),
@@ -147,6 +153,8 @@ class Space:
 
     def point(self, plan: Plan) -> dict[str, Any]:
         """The coordinates of a plan."""
+        if plan.pipeline is not None:
+            return self._anywhere() | self.staged.point(plan)
         comm = plan.comm
         size = comm.partition_bytes if comm.reducer == "scheduled" else comm.bucket_bytes
         optional = {
@@ -164,13 +172,20 @@ class Space:
             "codec": plan.compression.codecs[-1],
             "transport": comm.transport,
             **{name: value for name, value in optional.items() if name in offered},
+            **self.staged.point(plan),
         }
+
+    def _anywhere(self) -> dict[str, Any]:
+        """Some point: what a plan with stages has for coordinates that mean nothing to it."""
+        knobs = [knob for knob in self.knobs() if knob.name not in self.staged.choices]
+        return {knob.name: knob.choices[0] if knob.choices else int(knob.high) if knob.whole else 0.0 for knob in knobs}
 
     def describe(self) -> dict[str, Any]:
         """What makes two spaces the same; the reference is measured and does not count."""
-        described: dict[str, Any] = to_data(replace(self, factors_for=None))
-        for name in ("reference", "factors_for"):
+        described: dict[str, Any] = to_data(replace(self, factors_for=None, staged=NO_STAGES))
+        for name in ("reference", "factors_for", "staged"):
             del described[name]
+        described |= to_data(self.staged.choices)
         return described | {"max_tilt": MAX_TILT, "sends_factors": self.factors_for is not None}
 
 

@@ -48,12 +48,13 @@ def sweep(job: Job, clusters: tuple[Cluster, ...], control: Control, watcher: Wa
 
 def sweep_one(job: Job, bench: Bench, watcher: Watcher, all_reduces: tuple[CollectiveProfile, ...] = ()) -> SweepReport:
     """One workload on one mix, step by step."""
+    from autotune.predict import bench_simulator, bench_staged  # noqa: PLC0415 - compiled code that rank 0 alone needs
+
+    simulator = bench_simulator(job, bench, all_reduces)
+    bench = replace(bench, staged=bench_staged(job, bench, simulator))
     study = open_study(job, bench, watcher, num_baselines=1 + len(HAND_BUCKETS_BYTES))
-
-    from autotune.predict import bench_simulator  # noqa: PLC0415 - compiled code that rank 0 alone needs
-
-    study.simulator = bench_simulator(job, bench, all_reduces)
-    if study.simulator is None:
+    study.simulator = simulator
+    if simulator is None:
         watcher.phase("these devices state no speed and have no profile: searching without predictions")
     if job.allow_lossy:
         passed = guarded_codecs(bench, timeout_s=job.timeout_s, say=watcher.phase)

@@ -13,17 +13,20 @@ from autotune.job import Job, read_plan_file
 from autotune.retune import learned_file, make_controller, save_memory
 from autotune.runtime.control import Control
 from autotune.runtime.crew import follow
+from autotune.runtime.pipeline.plan_job import plan_job
 from autotune.runtime.trial import Effort
 from profilers.breakdown import break_down, largest_costs
 from profilers.perfetto import check_trace_file, write_trace
 from results.best import check_made_for, load_best
 from results.decision import Decision
 from results.decision_spans import with_decisions
+from results.forecast import Forecast
 from results.record import BestPlan, TrialState
 from results.stats import Ratio, speedup
 from results.training import Stretch, TrainingReport
 from results.wording import local_norms_warning
 from workloads.cluster import Cluster
+from workloads.errors import SpecError
 from workloads.plan import Plan, default_plan
 from workloads.split import bounds, even
 from workloads.trace import ChangingMix
@@ -62,6 +65,9 @@ def lead_training(job: Job, bench: Bench, watcher: Watcher) -> TrainingReport:
     total = bench.info.global_batch
     num_ranks = len(bench.cluster.devices)
     kept.plan.validate(num_ranks=num_ranks, global_batch=total)
+    kept.plan.check_runnable()
+    if kept.plan.pipeline is not None:
+        _check_stages(job, bench, kept.plan)
     default = default_plan(even(total, bounds(num_ranks, total)), transport=bench.transports[0])
     steps = min(max(2, math.ceil(_ROUND_S / kept.step_s)), 50)
     effort = Effort(warmup=2, steps=steps, timeout_s=job.timeout_s)
@@ -101,7 +107,25 @@ def lead_training(job: Job, bench: Bench, watcher: Watcher) -> TrainingReport:
         decisions=decisions,
         costs=largest_costs(breakdown),
         warnings=warnings(bench, kept.plan),
+        predicted=expected(job, bench, kept.plan),
     )
+
+
+def _check_stages(job: Job, bench: Bench, plan: Plan) -> None:
+    """Refuse at the door what every rank would fail at."""
+    if job.online:
+        raise SpecError("the plan has pipeline stages, which cannot change while they train: train it without --online")
+    plan_job(bench.workload, plan, bench.graph).assemble(bench.workload.model())
+
+
+def expected(job: Job, bench: Bench, plan: Plan) -> Forecast | None:
+    """What a plan with pipeline stages should take, where costs are known: its schedule is a prediction to be checked."""
+    if plan.pipeline is None:
+        return None
+    from autotune.predict import bench_simulator  # noqa: PLC0415 - compiled code that rank 0 alone needs
+
+    simulator = bench_simulator(job, bench)
+    return None if simulator is None else simulator.forecast(plan)
 
 
 def warnings(bench: Bench, plan: Plan) -> tuple[str, ...]:

@@ -205,13 +205,19 @@ class GuidedSearch:
         if self._engine is None:
             self._engine, self._space = self._open(records)
         costs = fit_costs(records)
-        if self._options.sampler != "random" and costs is not None:
-            samples = worthwhile_split(costs, self._space)
+        if self._options.sampler != "random" and (costs is not None or self._simulator is not None):
+            samples = self._split(costs)
             if self._simulator is None:
                 self._guide(self._engine, self._space, records, samples)
             elif not self._simulate(self._engine, self._simulator, records, samples):
                 return self._confirm(records)
         return self._engine.ask()
+
+    def _split(self, costs: Sequence[RankCost] | None) -> tuple[int, ...]:
+        """Before anything has run, as where the whole model fits no device, an even one."""
+        if costs is None:
+            return even(self._space.global_batch, self._space.limits)
+        return worthwhile_split(costs, self._space)
 
     def choice(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
         searched = [record for record in records if record.role is Role.SEARCH]

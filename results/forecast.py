@@ -36,6 +36,8 @@ class RankForecast:
     """Moment of the peak, from the start of the step."""
     memory_bytes: float | None = None
     """What the device has; None: not stated."""
+    bubble: float | None = None
+    """Of a plan with pipeline stages: the part of the step in which the device does nothing."""
 
     @property
     def fits(self) -> bool:

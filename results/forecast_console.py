@@ -12,26 +12,30 @@ from rich.text import Text
 
 from profilers.breakdown import largest_costs
 from results.console import show_breakdown
-from results.forecast import Forecast
+from results.forecast import Forecast, RankForecast
+from results.schedule_console import show_chart
 from results.units import format_ms, format_number, format_percent, format_rate, format_times, plan_summary
+from workloads.blocks import Timetable
 from workloads.quantity import format_bytes
 
 LABEL = "predicted, not measured"
 
 
-def show_forecasts(console: Console, forecasts: Sequence[Forecast]) -> None:
-    """One prediction, or one before and one after an edit of the mix."""
-    for forecast in forecasts:
-        _show(console, forecast)
+def show_forecasts(
+    console: Console, forecasts: Sequence[Forecast], tables: Sequence[Timetable | None] | None = None
+) -> None:
+    """One prediction, or one before and one after an edit of the mix. `tables`: of plans with pipeline stages, how they run."""
+    for forecast, table in zip(forecasts, tables or [None] * len(forecasts), strict=True):
+        _show(console, forecast, table)
     if len(forecasts) > 1:
         before, after = forecasts[0], forecasts[-1]
         ratio = after.samples_per_s / before.samples_per_s
         console.print(Text(f"{after.cluster}: {format_times(ratio)} the samples per second ({LABEL})"), soft_wrap=True)
 
 
-def show_planned(console: Console, best: Forecast, default: Forecast, how: str) -> None:
+def show_planned(console: Console, best: Forecast, default: Forecast, how: str, table: Timetable | None = None) -> None:
     """The plan that was found, and what torch DDP's default would take."""
-    _show(console, best)
+    _show(console, best, table)
     ratio = default.step_s / best.step_s
     text = (
         f"{format_times(ratio)} torch DDP with its defaults, {format_ms(default.step_s)} ms ({LABEL}); {how}. "
@@ -40,10 +44,13 @@ def show_planned(console: Console, best: Forecast, default: Forecast, how: str) 
     console.print(Text(text), soft_wrap=True)
 
 
-def _show(console: Console, forecast: Forecast) -> None:
+def _show(console: Console, forecast: Forecast, table: Timetable | None) -> None:
     title = f"{forecast.workload} on {forecast.cluster} ({LABEL})"
     console.print(Panel(Text("\n".join(_headline(forecast))), title=title, title_align="left"))
     console.print(_rank_table(forecast))
+    if table is not None:
+        console.print(Text(f"The schedule ({LABEL})"))
+        show_chart(console, table, [_device_label(rank) for rank in forecast.ranks])
     if forecast.breakdown is not None:
         costs = largest_costs(forecast.breakdown)
         show_breakdown(console, f"Where a step goes ({LABEL})", forecast.breakdown, costs, step="simulated")
@@ -69,6 +76,12 @@ def _headline(forecast: Forecast) -> list[str]:
     if not forecast.fits:
         lines.append("does NOT fit: " + ", ".join(f"rank {rank.rank}" for rank in forecast.ranks if not rank.fits))
     return lines
+
+
+def _device_label(rank: RankForecast) -> str:
+    limit = "" if rank.memory_bytes is None else f"/{format_bytes(rank.memory_bytes)}"
+    bubble = f"{100 * (rank.bubble or 0.0):3.0f} %"
+    return f"rank {rank.rank:<2} bubble {bubble} memory {format_bytes(rank.peak_memory_bytes) + limit:<9}"
 
 
 def _rank_table(forecast: Forecast) -> Table:

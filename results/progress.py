@@ -115,7 +115,7 @@ def _parts(record: TrialRecord, default_step_s: float | None) -> list[str]:
     if (step_s := record.step_s) is None:
         reason = " ".join(record.reason.split()) or "no reason given"
         return [f"{record.state.value}: {reason}", plan]
-    rate = sum(record.plan.batch.samples) / step_s
+    rate = record.plan.global_batch / step_s
     parts = [f"{format_ms(step_s):>4} ms/step", f"{format_rate(rate):>4} samples/s"]
     if default_step_s is not None:
         parts.append(f"{format_times(default_step_s / step_s):>6} default")

@@ -225,6 +225,9 @@ def _trial_row(info: StudyInfo, record: TrialRecord, default_s: float | None) ->
         ratio_to_default=default_s / step_s if default_s and step_s else None,
         state=record.state.value,
         reason=record.reason,
+        predicted_step_s=record.predicted.step_s,
+        peak_memory_bytes=max((rank.peak_memory_bytes for rank in record.ranks), default=None),
+        predicted_peak_memory_bytes=record.predicted.peak_memory_bytes,
     )
 
 

@@ -24,6 +24,11 @@ class TrialRow:
     ratio_to_default: float | None
     state: str
     reason: str
+    predicted_step_s: float | None = None
+    """What the simulator expected, if it was asked."""
+    peak_memory_bytes: int | None = None
+    """Of the rank that holds most, as metered."""
+    predicted_peak_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -109,6 +109,16 @@ def _of_limit(row: Standing) -> str:
     return format_percent(row.fraction_of_limit) + mark
 
 
+def _pieces(plan: Plan) -> str:
+    return pieces(plan.comm) if plan.pipeline is None else f"{plan.pipeline.micro_batches} micro-batches"
+
+
+def _reducer(plan: Plan) -> str:
+    if plan.pipeline is not None:
+        return f"{len(plan.pipeline.first_ops)} stages, {plan.pipeline.schedule}"
+    return way_to_send(plan.comm) or "bucketed"
+
+
 def _codec(plan: Plan) -> str:
     codecs = codecs_text(plan.compression)
     return f"{codecs}, factors" if plan.compression.factors else codecs
@@ -174,12 +184,15 @@ TRIALS: list[Column[TrialRow]] = [
     Column("#", lambda row: str(row.number)),
     Column("", lambda row: ROLES.get(row.role, row.role), is_text=True),
     Column("ms\n/step", lambda row: format_ms(row.step_s)),
+    Column(
+        "pre-\ndicted", lambda row: "" if row.predicted_step_s is None else format_ms(row.predicted_step_s), spare=2
+    ),
     Column("samples\n/s", lambda row: format_rate(row.samples_per_s), spare=3),
     Column("vs\ndefault", lambda row: format_times(row.ratio_to_default)),
     Column("CPU s\n/step", lambda row: _number(row.cpu_s_per_step), spare=2),
     Column("samples", lambda row: format_shares(row.plan.batch.samples), is_text=True),
-    Column("pieces", lambda row: pieces(row.plan.comm), is_text=True),
-    Column("reducer", lambda row: way_to_send(row.plan.comm) or "bucketed", is_text=True),
+    Column("pieces", lambda row: _pieces(row.plan), is_text=True),
+    Column("reducer", lambda row: _reducer(row.plan), is_text=True),
     Column("transport", lambda row: row.plan.comm.transport, is_text=True, spare=1),
     Column("codec", lambda row: _codec(row.plan), is_text=True),
 ]

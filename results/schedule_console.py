@@ -68,13 +68,7 @@ def show_schedule(console: Console, answer: Mapping[str, Any], table: Timetable)
     """The figures, then the chart."""
     for line in _headline(answer):
         console.print(Text(line, style="bold" if line.startswith("makespan") else ""), soft_wrap=True)
-    _show_chart(console, answer, table)
-    console.print(
-        Text(
-            "bubble: part of the makespan in which a device does nothing; memory: most held, of the limit", style="dim"
-        )
-    )
-    _show_legend(console, table)
+    show_chart(console, table, [_label(answer, table, device) for device in range(len(table.order))])
     others = sorted(answer["portfolio"].items(), key=lambda item: float(item[1]))[:5]
     listed = ", ".join(f"{name} {makespan:.6g}" for name, makespan in others)
     console.print(Text(f"without search: {listed}"), soft_wrap=True)
@@ -97,10 +91,11 @@ def _headline(answer: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _show_chart(console: Console, answer: Mapping[str, Any], table: Timetable) -> None:
-    labels = [_label(answer, table, device) for device in range(min(len(table.order), _MOST_DEVICES))]
-    width = max(console.width - max(map(len, labels)) - 2, 20)
-    makespan = answer["makespan"]
+def show_chart(console: Console, table: Timetable, labels: Sequence[str]) -> None:
+    """What each device does when, with a label in front of its row, and what the colours mean."""
+    shown = labels[:_MOST_DEVICES]
+    width = max(console.width - max(map(len, shown)) - 2, 20)
+    makespan = table.makespan_s
     shortest = min((block.seconds for block in table.graph.blocks if block.seconds > 0), default=1.0)
     cell = max(shortest, makespan / (2 * width)) if makespan / shortest <= 4 * width else shortest
     fits = makespan <= cell * width
@@ -108,12 +103,16 @@ def _show_chart(console: Console, answer: Mapping[str, Any], table: Timetable) -
     for title, start in panels:
         if title:
             console.print(Text(f"{title} (a cell is {cell:.3g})", style="dim"))
-        for device, label in enumerate(labels):
+        for device, label in enumerate(shown):
             row = Text(f"{label}  ")
             row.append_text(_row(table, device, start, cell, min(width, math.ceil(makespan / cell))))
             console.print(row, soft_wrap=True)
     if len(table.order) > _MOST_DEVICES:
         console.print(Text(f"and {len(table.order) - _MOST_DEVICES} more devices", style="dim"))
+    console.print(
+        Text("bubble: part of the time in which a device does nothing; memory: most held, of the limit", style="dim")
+    )
+    _show_legend(console, table)
 
 
 def _label(answer: Mapping[str, Any], table: Timetable, device: int) -> str:

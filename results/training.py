@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from profilers.breakdown import Breakdown
 from results.decision import Decision
+from results.forecast import Forecast
 from results.record import RankResult
 from results.stats import Ratio
 from workloads.plan import Plan
@@ -48,3 +49,5 @@ class TrainingReport:
     """Where the plan could change on the way: how it did, and why."""
     warnings: tuple[str, ...] = ()
     """What to know about the model that came of it."""
+    predicted: Forecast | None = None
+    """Of a plan with pipeline stages: what was expected of it, where costs are known."""

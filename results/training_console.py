@@ -14,9 +14,10 @@ from rich.text import Text
 
 from results.console import show_breakdown
 from results.decision import Decision, in_words
+from results.forecast import Forecast
 from results.stats import Ratio
 from results.training import TrainingReport
-from results.units import format_interval, format_ms, format_rate, format_times, plan_summary
+from results.units import format_interval, format_ms, format_percent, format_rate, format_times, plan_summary
 from workloads.quantity import format_bytes
 
 _EVERY_S = 5.0
@@ -66,6 +67,8 @@ def show_training(console: Console, report: TrainingReport) -> None:
         text.append(f"\nWarning: {warning}", style="yellow")
     console.print(Panel(text, title=title, title_align="left"))
     console.print(_rank_table(report))
+    if report.predicted is not None:
+        console.print(_predicted_table(report, report.predicted))
     show_breakdown(console, f"Where a step goes ({report.label})", report.breakdown, report.costs)
     if report.decisions:
         console.print(Text(f"Decided while training ({report.label})", style="bold"))
@@ -103,6 +106,27 @@ def _rank_table(report: TrainingReport) -> Table:
             format_bytes(rank.peak_memory_bytes),
         )
     return table
+
+
+def _predicted_table(report: TrainingReport, predicted: Forecast) -> Table:
+    """What was expected of the plan, beside what it took: the step, and the bubble and memory of each rank."""
+    table = Table(
+        title=f"Predicted beside measured ({report.label})", title_justify="left", box=SIMPLE_HEAD, pad_edge=False
+    )
+    for name in ("", "predicted", "measured", "off by"):
+        table.add_column(name, justify="left" if not name else "right")
+    step_s = report.plan.global_batch / report.samples_per_s
+    table.add_row("ms/step", format_ms(predicted.step_s), format_ms(step_s), _off(predicted.step_s, step_s))
+    for expected, found in zip(predicted.ranks, report.ranks, strict=True):
+        bubble = found.wait_s / max(found.wait_s + found.compute_s, 1e-12)
+        table.add_row(f"rank {found.rank} bubble", format_percent(expected.bubble), format_percent(bubble), "")
+        held, peak = expected.peak_memory_bytes, found.peak_memory_bytes
+        table.add_row(f"rank {found.rank} memory", format_bytes(held), format_bytes(peak), _off(held, peak))
+    return table
+
+
+def _off(predicted: float, measured: float) -> str:
+    return f"{100 * (predicted / measured - 1):+.1f} %" if measured else ""
 
 
 def _stretch_table(report: TrainingReport) -> Table:

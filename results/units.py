@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workloads.plan import CommPlan, CompressionPlan, Plan
+from workloads.plan import CommPlan, CompressionPlan, PipelinePlan, Plan
 from workloads.quantity import format_bytes
 
 MANY_PARTS = 1000
@@ -69,6 +69,8 @@ def format_duration(seconds: float) -> str:
 def plan_summary(plan: Plan) -> str:
     """A plan in one line: "samples 27/18/13/6  bucket 1 MiB  gloo  none"; what is not our plain reducer is named first."""
     comm, compression = plan.comm, plan.compression
+    if plan.pipeline is not None:
+        return f"{stages_summary(plan.pipeline)}  {comm.transport}"
     parts = [way_to_send(comm), f"samples {format_shares(plan.batch.samples)}", pieces(comm), comm.transport]
     parts += [codecs_text(compression), f"{len(compression.factors)} layers by factors" if compression.factors else ""]
     parts += ["synchronised norms"] if plan.batch.sync_norm else []
@@ -79,6 +81,16 @@ def codecs_text(compression: CompressionPlan) -> str:
     """The codec, after those of single kinds of layers: "Linear fp16, else none"."""
     kinds = [f"{entry.kind} {entry.codec}" for entry in compression.by_kind]
     return ", ".join([*kinds, f"else {compression.codec}"]) if kinds else compression.codec
+
+
+def stages_summary(pipeline: PipelinePlan) -> str:
+    """A pipeline in words: "3 stages on ranks 0 > 1+2 > 3 from ops 0/4/9, 8 micro-batches, 1f1b"."""
+    ranks = " > ".join("+".join(map(str, stage)) for stage in pipeline.stage_ranks)
+    first = "/".join(map(str, pipeline.first_ops))
+    return (
+        f"{len(pipeline.first_ops)} stages on ranks {ranks} from ops {first}, {pipeline.micro_batches} micro-batches, "
+        f"{pipeline.schedule}"
+    )
 
 
 def way_to_send(comm: CommPlan) -> str:

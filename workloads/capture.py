@@ -227,24 +227,26 @@ def _parameters(model: nn.Module, names: Iterable[str]) -> tuple[Parameter, ...]
     (MultiheadAttention's out_proj), for its nearest ancestor that ran. Where not even the model ran as a whole, what it
     does outside its children counts for the loss, and so does what it owns outside them.
     """
-    known = set(names)
-    result = []
-    for path, parameter in model.named_parameters():
+    known, owners, trainable = set(names), dict[str, list[str]](), dict[str, nn.Parameter]()
+    first = {id(parameter): path for path, parameter in model.named_parameters()}
+    for path, parameter in model.named_parameters(remove_duplicate=False):
         owner = path.rpartition(".")[0]
         while owner and owner not in known:
             owner = owner.rpartition(".")[0]
-        op = owner or (MODEL if MODEL in known else LOSS)
         if parameter.requires_grad:
-            result.append(
-                Parameter(
-                    name=path,
-                    op=op,
-                    num_bytes=tensor_bytes(parameter),
-                    shape=tuple(parameter.shape),
-                    kind=owner_kind(model, path),
-                )
-            )
-    return tuple(result)
+            owners.setdefault(first[id(parameter)], []).append(owner or (MODEL if MODEL in known else LOSS))
+            trainable[first[id(parameter)]] = parameter
+    return tuple(
+        Parameter(
+            name=path,
+            op=owners[path][0],
+            num_bytes=tensor_bytes(parameter),
+            shape=tuple(parameter.shape),
+            kind=owner_kind(model, path),
+            also=tuple(dict.fromkeys(owner for owner in owners[path][1:] if owner != owners[path][0])),
+        )
+        for path, parameter in trainable.items()
+    )
 
 
 def owner_kind(model: nn.Module, path: str) -> str:

@@ -47,6 +47,8 @@ class Parameter:
     """Empty: not noted."""
     kind: str = ""
     """The class of the module that registered it first."""
+    also: tuple[str, ...] = ()
+    """Other modules that have it as their own: tied, such as a head that is the embedding."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,6 +13,7 @@ from math import isclose
 
 from workloads.errors import SpecError
 from workloads.serial import digest, to_data
+from workloads.stage_order import SCHEDULES, SEARCHED, Pass, check_order, stage_passes
 
 MIB = 2**20
 DDP_BUCKET_BYTES = 25 * MIB
@@ -21,7 +22,6 @@ REDUCERS = ("ddp", "bucketed", "scheduled", "averaged")
 COLLECTIVES = ("ring", "tree", "shards", "server")
 RUNNABLE_COLLECTIVES = ("ring", "shards", "server")
 PRIORITIES = ("layer", "fifo")
-SCHEDULES = ("gpipe", "1f1b")
 TRANSPORTS = ("gloo", "mpi", "nccl")
 CODECS = ("none", "fp16", "bf16", "int8", "topk", "powersgd")
 LOSSLESS_CODECS = ("none",)
@@ -138,7 +138,14 @@ class PipelinePlan:
     """The ranks of each stage: replicas that share the batch, or groups of `tensor_parallel` that share each op."""
     micro_batches: int
     schedule: str = "1f1b"
+    """"gpipe", "1f1b", "zero-bubble", or "searched": the one in `order`."""
     tensor_parallel: int = 1
+    order: tuple[str, ...] = ()
+    """Of "searched": the passes of each stage, such as "F0 F1 B0 B1" (`workloads.stage_order`)."""
+
+    def passes(self) -> tuple[tuple[Pass, ...], ...]:
+        """Per stage: what its ranks do, in order."""
+        return stage_passes(self.schedule, len(self.first_ops), self.micro_batches, self.order)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +164,16 @@ class Plan:
         for part, name in _NOT_IN_FINGERPRINT_IF_DEFAULT:
             if data[part][name] == defaults[part][name]:
                 del data[part][name]
+        if self.pipeline is not None and not self.pipeline.order:
+            del data["pipeline"]["order"]
         return digest(data)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step: all ranks' together, or those of a pipeline's first stage, through which all of them pass."""
+        if self.pipeline is None:
+            return sum(self.batch.samples)
+        return sum(self.batch.samples[rank] for rank in self.pipeline.stage_ranks[0][:: self.pipeline.tensor_parallel])
 
     @property
     def is_lossless(self) -> bool:
@@ -205,7 +221,7 @@ class Plan:
                 f"use {', '.join(RUNNABLE_COLLECTIVES)}"
             )
         if self.pipeline is not None:
-            raise SpecError("the plan has pipeline stages, which `autotune simulate` predicts but no job runs yet")
+            _check_pipeline_runs(self, self.pipeline)
 
 
 def _check_known(what: str, value: str, known: tuple[str, ...]) -> None:
@@ -288,8 +304,12 @@ def _check_sum(samples: tuple[int, ...], global_batch: int, what: str) -> None:
 
 def _check_pipeline(pipeline: PipelinePlan, samples: tuple[int, ...], global_batch: int) -> None:
     ranks = [rank for stage in pipeline.stage_ranks for rank in stage]
-    if sorted(ranks) != list(range(len(samples))):
-        raise SpecError(f"the plan's stages hold ranks {ranks}: each of the {len(samples)} ranks must be in one stage")
+    idle = [rank for rank in range(len(samples)) if rank not in ranks]
+    if len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(len(samples))) or any(samples[r] for r in idle):
+        raise SpecError(
+            f"the plan's stages hold ranks {ranks} with samples {list(samples)}: each of the {len(samples)} ranks must be in one "
+            "stage, or in none and without samples"
+        )
     first = pipeline.first_ops
     if len(first) != len(pipeline.stage_ranks) or first[0] != 0 or any(b <= a for a, b in pairwise(first)):
         raise SpecError(
@@ -297,12 +317,19 @@ def _check_pipeline(pipeline: PipelinePlan, samples: tuple[int, ...], global_bat
         )
     if pipeline.schedule not in SCHEDULES:
         raise SpecError(f"the plan's schedule is {pipeline.schedule!r}: it must be one of {', '.join(SCHEDULES)}")
+    if (pipeline.schedule == SEARCHED) != bool(pipeline.order):
+        raise SpecError(
+            f"the plan's schedule is {pipeline.schedule!r} with an order for {len(pipeline.order)} stages: give an order with "
+            f"{SEARCHED!r} and only with it"
+        )
     degree = pipeline.tensor_parallel
     if pipeline.micro_batches < 1 or degree < 1 or any(len(stage) % degree for stage in pipeline.stage_ranks):
         raise SpecError(
             f"the plan has {pipeline.micro_batches} micro-batches and tensor_parallel {degree}: both must be at least 1, "
             "and every stage's ranks a multiple of the second"
         )
+    if pipeline.order:
+        check_order(pipeline.order, len(first), pipeline.micro_batches)
     for number, stage in enumerate(pipeline.stage_ranks):
         counts = tuple(samples[rank] for rank in stage[::degree])
         _check_sum(counts, global_batch, f"samples of stage {number}")
@@ -310,6 +337,26 @@ def _check_pipeline(pipeline: PipelinePlan, samples: tuple[int, ...], global_bat
             raise SpecError(
                 f"stage {number} has samples {list(counts)} in {pipeline.micro_batches} micro-batches: each rank's must be "
                 "a multiple of it"
+            )
+
+
+def _check_pipeline_runs(plan: Plan, pipeline: PipelinePlan) -> None:
+    """Stages talk by messages over gloo, exactly; what is tuned for gradients that are summed over all ranks has no place there."""
+    if pipeline.tensor_parallel != 1:
+        raise SpecError(
+            f"the plan's tensor_parallel is {pipeline.tensor_parallel}, which `autotune simulate` predicts but no job runs: "
+            "use 1, with more stages or more replicas of a stage"
+        )
+    for name, value, runs in (
+        ("transport", plan.comm.transport, "gloo"),
+        ("reducer", plan.comm.reducer, "bucketed"),
+        ("collective", plan.comm.collective, "ring"),
+        ("codec", plan.compression.codec, "none"),
+        ("sync_norm", plan.batch.sync_norm, False),
+    ):
+        if value != runs:
+            raise SpecError(
+                f"the plan has pipeline stages and {name} {value!r}: a pipeline runs with {name} {runs!r} only"
             )
 
 

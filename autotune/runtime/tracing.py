@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from autotune.runtime.trainer import Seat, Step, Trainer
+from autotune.runtime.performer import PerformedStep, Performer
+from autotune.runtime.trainer import Seat
 from profilers.amd import open_amd
 from profilers.host import open_host
 from profilers.nvml import open_nvml
@@ -29,7 +30,7 @@ class ClockOffset:
     error_s: float = 0.0
 
 
-def traced_step(trainer: Trainer, clock: ClockOffset, *, with_ops: bool = False) -> tuple[Step, Timeline]:
+def traced_step(trainer: Performer, clock: ClockOffset, *, with_ops: bool = False) -> tuple[PerformedStep, Timeline]:
     """Train one step and say what happened when; with torch's ops and our ranges if asked, which slows the step down."""
     if not with_ops:
         step = _recorded_step(trainer)
@@ -41,7 +42,7 @@ def traced_step(trainer: Trainer, clock: ClockOffset, *, with_ops: bool = False)
     return step, aligned(both, clock)
 
 
-def within(step: Step, spans: Iterable[Span]) -> Iterator[Span]:
+def within(step: PerformedStep, spans: Iterable[Span]) -> Iterator[Span]:
     """Those that are mostly of this step, cut at its ends: torch's clock and ours agree to some microseconds only."""
     for span in spans:
         if step.begin_s <= (span.start_s + span.end_s) / 2 <= step.end_s:
@@ -71,7 +72,7 @@ def _open_gpu(device: torch.device) -> Observer:
     return open_amd(f"{domain:04x}:{bus:02x}:{place:02x}.0")
 
 
-def _recorded_step(trainer: Trainer) -> Step:
+def _recorded_step(trainer: Performer) -> PerformedStep:
     """Where steps cross, another one leads in: a step that begins with nothing on its way is like no other."""
     trainer.meet()
     if trainer.plan.comm.crosses_steps:

@@ -144,6 +144,7 @@ class Trainer:
         """`norm_group`: for BatchNorm's statistics, where `needs_norm_group`."""
         plan.validate(num_ranks=group.size(), global_batch=workload.global_batch)
         plan.check_runnable()
+        assert plan.pipeline is None, "a plan with stages has a trainer of its own"
         self.plan, self.seat = plan, seat
         self._workload = workload
         self.group = group
@@ -267,6 +268,11 @@ class Trainer:
     def settle(self) -> None:
         """Wait until every parameter is up to date: where steps cross, the last one's gradients may still be on their way."""
         self._reducer.settle()
+
+    def whole_model(self) -> torch.nn.Module:
+        """The model as it is now."""
+        self.settle()
+        return self.model
 
     def close(self, error: BaseException | None = None) -> None:
         """Let go of the group: as long as anything holds it, peers do not learn that this rank has left."""

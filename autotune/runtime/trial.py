@@ -22,13 +22,16 @@ from torch import Tensor
 
 from autotune.runtime.groups import Groups
 from autotune.runtime.mpi_group import PeerLostError
+from autotune.runtime.performer import PerformedStep, Performer
 from autotune.runtime.pilot import Decide, Pilot
+from autotune.runtime.pipeline.plan_trainer import PlanPipelineTrainer
 from autotune.runtime.steering import SteeredTrainer
 from autotune.runtime.tracing import ClockOffset, aligned, samplers_for, traced_step
-from autotune.runtime.trainer import Seat, Step, Trainer, needs_norm_group
+from autotune.runtime.trainer import Seat, Trainer, needs_norm_group
 from profilers.timeline import Timeline
 from results.record import RankResult
-from workloads.errors import InfeasiblePlanError, TrialTimeoutError
+from workloads.errors import InfeasiblePlanError, SpecError, TrialTimeoutError
+from workloads.graph import OpGraph
 from workloads.plan import CommPlan, Plan
 from workloads.workload import Workload
 
@@ -93,10 +96,18 @@ class Steering:
 class RankRunner:
     """Runs trials on this rank."""
 
-    def __init__(
-        self, workload: Workload, groups: Groups, seat: Seat, *, seed: int, clock: ClockOffset = SAME_CLOCK
+    def __init__(  # noqa: PLR0913 - what a runner is made of
+        self,
+        workload: Workload,
+        groups: Groups,
+        seat: Seat,
+        *,
+        seed: int,
+        clock: ClockOffset = SAME_CLOCK,
+        graph: OpGraph | None = None,
     ) -> None:
-        self._workload = workload
+        """`graph`: the model's ops, where plans may cut it into stages."""
+        self._workload, self._graph = workload, graph
         self._groups = groups
         self._seat = seat
         self._seed = seed
@@ -109,7 +120,7 @@ class RankRunner:
     def trial(self, plan: Plan, effort: Effort) -> RankOutcome:
         """Measure one plan, then trace one more step of it."""
 
-        def measure(trainers: list[Trainer], stage: _Stage) -> list[RankOutcome]:
+        def measure(trainers: list[Performer], stage: _Stage) -> list[RankOutcome]:
             _warm_up(trainers[0], effort.warmup, stage.deadline)
             cpu_s, steps = _run(trainers[0], effort.steps, stage.deadline)
             outcome = self._outcome(trainers[0], steps, cpu_s)
@@ -127,11 +138,11 @@ class RankRunner:
         would be held against a plan whose transport nobody else uses.
         """
 
-        def measure(trainers: list[Trainer], stage: _Stage) -> list[RankOutcome]:
+        def measure(trainers: list[Performer], stage: _Stage) -> list[RankOutcome]:
             for trainer in trainers:
                 _warm_up(trainer, effort.warmup, stage.deadline)
                 trainer.settle()
-            all_steps: list[list[Step]] = [[] for _ in plans]
+            all_steps: list[list[PerformedStep]] = [[] for _ in plans]
             cpu_s = [0.0 for _ in plans]
             means: list[list[float]] = [[] for _ in plans]
             for number in range(rounds):
@@ -151,7 +162,7 @@ class RankRunner:
         """Train with the plan's codec and without it, from the same start on the same batches; devices are not paced."""
         plain = Plan(batch=plan.batch, comm=CommPlan(transport=plan.comm.transport))
 
-        def measure(trainers: list[Trainer], stage: _Stage) -> list[RankOutcome]:
+        def measure(trainers: list[Performer], stage: _Stage) -> list[RankOutcome]:
             start = [_parameters(trainer) for trainer in trainers]
             steps = [_run(trainer, effort.steps, stage.deadline)[1] for trainer in trainers]
             moved = [_parameters(trainer) - before for trainer, before in zip(trainers, start, strict=True)]
@@ -175,7 +186,7 @@ class RankRunner:
         if `watched`; rank 0 also says how accurate the model became, if it can.
         """
 
-        def measure(trainers: list[Trainer], stage: _Stage) -> list[RankOutcome]:
+        def measure(trainers: list[Performer], stage: _Stage) -> list[RankOutcome]:
             with ExitStack() as watching:
                 samplers = [watching.enter_context(s) for s in samplers_for(self._seat)] if watched else []
                 outcome = run(trainers[0], stage)
@@ -183,18 +194,24 @@ class RankRunner:
             counters = tuple(counter for sampler in samplers for counter in sampler.counters())
             sampled = aligned(Timeline(counters=counters), self._clock)
             outcome = replace(outcome, timeline=Timeline.merge([timeline, sampled]))
-            if self._seat.rank == 0 and (accuracy := getattr(self._workload, "accuracy", None)) is not None:
-                outcome = replace(outcome, accuracy=float(accuracy(trainers[0].model)))
+            if (accuracy := getattr(self._workload, "accuracy", None)) is not None:
+                model = trainers[0].whole_model()
+                if self._seat.rank == 0:
+                    outcome = replace(outcome, accuracy=float(accuracy(model)))
             return [outcome]
 
-        def run(trainer: Trainer, stage: _Stage) -> RankOutcome:
+        def run(trainer: Performer, stage: _Stage) -> RankOutcome:
             with ExitStack() as leaving:
-                stepper: Trainer | SteeredTrainer = trainer
+                stepper: Performer | SteeredTrainer = trainer
                 if steering is not None:
+                    if not isinstance(trainer, Trainer):
+                        raise SpecError(
+                            "a plan with pipeline stages cannot change while it trains: train without --online"
+                        )
                     pilot = Pilot(trainer.group, steering.decide, timeout_s=effort.timeout_s)
                     stepper = SteeredTrainer(trainer, pilot, stage.group_for, self._groups.stand_ins)
                     leaving.callback(stepper.close)
-                steps = [stepper.step() if steering is not None else trainer.metered_step()]
+                steps: list[PerformedStep] = [stepper.step() if steering is not None else trainer.metered_step()]
                 cpu_s = time.process_time()
                 while len(steps) < effort.steps:
                     steps += _run(stepper, 1, stage.deadline)[1]
@@ -206,7 +223,7 @@ class RankRunner:
 
     def _guarded(
         self,
-        measure: Callable[[list[Trainer], _Stage], list[RankOutcome]],
+        measure: Callable[[list[Performer], _Stage], list[RankOutcome]],
         plans: Sequence[Plan],
         timeout_s: float,
         *,
@@ -214,7 +231,7 @@ class RankRunner:
         seat: Seat | None = None,
     ) -> list[RankOutcome]:
         """`measure` with a trainer for each plan, on groups that are gone afterwards however it ends."""
-        trainers: list[Trainer] = []
+        trainers: list[Performer] = []
         seat = replace(seat or self._seat, timeout_s=timeout_s)
         try:
             with ExitStack() as stack:
@@ -238,9 +255,7 @@ class RankRunner:
                 try:
                     for plan, way in zip(plans, ways, strict=True):
                         norms = groups.get(_norm_way(plan))
-                        trainers.append(
-                            Trainer(self._workload, plan, groups[way], seat, seed=self._seed, norm_group=norms)
-                        )
+                        trainers.append(self._trainer(plan, groups[way], seat, norms))
                         del norms
                     return measure(trainers, stage)
                 finally:
@@ -259,13 +274,19 @@ class RankRunner:
                 self._seat.replay.leave()
             gc.collect()
 
+    def _trainer(self, plan: Plan, group: dist.ProcessGroup, seat: Seat, norms: dist.ProcessGroup | None) -> Performer:
+        if plan.pipeline is None:
+            return Trainer(self._workload, plan, group, seat, seed=self._seed, norm_group=norms)
+        assert self._graph is not None
+        return PlanPipelineTrainer(self._workload, plan, group, seat, seed=self._seed, graph=self._graph)
+
     def _open(self, way: Way, timeout_s: float, *, traced: bool) -> AbstractContextManager[dist.ProcessGroup]:
         transport, collective, servers, _, shares = way
         return self._groups.open(
             transport, collective=collective, servers=servers, shares=shares, timeout_s=timeout_s, traced=traced
         )
 
-    def _outcome(self, trainer: Trainer, steps: list[Step], cpu_s: float) -> RankOutcome:
+    def _outcome(self, trainer: Performer, steps: Sequence[PerformedStep], cpu_s: float) -> RankOutcome:
         result = RankResult(
             rank=self._seat.rank,
             device=self._seat.device.name,
@@ -284,8 +305,8 @@ class RankRunner:
 
 
 def _way(plan: Plan, index: int) -> Way:
-    """What decides which process group a plan needs. A schedule posts when it sees fit and shares its group with nobody."""
-    own = index if plan.comm.reducer == "scheduled" else -1
+    """What decides which process group a plan needs. Schedules and pipelines send when they see fit and share it with nobody."""
+    own = index if plan.comm.reducer == "scheduled" or plan.pipeline is not None else -1
     return plan.comm.transport, plan.comm.collective, plan.comm.servers, own, plan.comm.shares
 
 
@@ -299,22 +320,21 @@ def _same_but_owners(way: Way, known: Iterable[Way]) -> Way | None:
     return next((other for other in known if other[:-1] == way[:-1]), None)
 
 
-def _parameters(trainer: Trainer) -> Tensor:
+def _parameters(trainer: Performer) -> Tensor:
     """All of them in a row, up to date."""
-    trainer.settle()
-    return torch.cat([parameter.detach().double().reshape(-1) for parameter in trainer.model.parameters()])
+    return torch.cat([parameter.detach().double().reshape(-1) for parameter in trainer.whole_model().parameters()])
 
 
-def _warm_up(trainer: Trainer, num_steps: int, deadline: float) -> None:
+def _warm_up(trainer: Performer, num_steps: int, deadline: float) -> None:
     """At least one step always: it meters memory."""
     trainer.metered_step()
     _run(trainer, max(num_steps - 1, 0), deadline)
 
 
-def _run(trainer: Trainer | SteeredTrainer, num_steps: int, deadline: float) -> tuple[float, list[Step]]:
+def _run(trainer: Performer | SteeredTrainer, num_steps: int, deadline: float) -> tuple[float, list[PerformedStep]]:
     """That many steps, and the processor time of one."""
     cpu_s = time.process_time()
-    steps = []
+    steps: list[PerformedStep] = []
     for _ in range(num_steps):
         if time.monotonic() > deadline:
             raise TrialTimeoutError("the time limit of the trial has passed")

@@ -3,7 +3,8 @@
 With N micro-batches a pipeline takes about (N-1)·(work of the busiest stage) + (way of one micro-batch through all stages and
 links). For a limit on the first the second is a shortest path over (ops done, devices used, last device): dynamic programming,
 exact, with devices that are alike counted instead of named. Going down through the limits that matter gives the minimum
-of the sum. PipeDream and Alpa do the same for the busiest stage alone.
+of the sum. PipeDream and Alpa do the same for the busiest stage alone. Where too many devices differ, the same is done for some
+orders of the devices instead of all.
 
 That estimate knows no memory but that of one micro-batch, and no bubbles: so cuts for several numbers of micro-batches, and
 their neighbours, are judged by real schedules (the portfolio), and the best is what the search then starts from.
@@ -12,20 +13,18 @@ their neighbours, are judged by real schedules (the portfolio), and the best is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from autotune.schedule.cut_paths import Paths, num_states
 from autotune.schedule.memory import fitting_order
 from autotune.schedule.portfolio import portfolio, split_portfolio
 from autotune.schedule.stage_costs import Cut, StageCosts, cut_blocks
-from autotune.simulate.engine import Floats
 from workloads.blocks import BlockGraph, split_backward
 from workloads.errors import InfeasiblePlanError
 
-State = tuple[int, ...]
-"""Devices used, per class."""
+_MOST_STATES = 5_000
+_KEPT_ORDERS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,21 +37,45 @@ class Judged:
     makespan_s: float
 
 
-def best_cut(costs_of: Callable[[int], StageCosts], counts: Iterable[int], max_moves: int = 40) -> Judged:
-    """The best cut over the numbers of micro-batches: the exact one of each by the estimate, then neighbours by schedule."""
+def best_cut(
+    costs_of: Callable[[int], StageCosts],
+    counts: Iterable[int],
+    max_moves: int = 40,
+    num_stages: int | None = None,
+) -> Judged:
+    """The best cut over the numbers of micro-batches: the exact one of each by the estimate, then neighbours by schedule.
+
+    `num_stages`: exactly so many, if that is given.
+    """
     judged = []
     for count in counts:
         costs = costs_of(count)
-        cut = chain_cut(costs, count)
-        found = None if cut is None else judge(costs, cut, count)
-        if found is not None:
-            judged.append((costs, found))
+        found = [judge(costs, cut, count) for cut in cuts(costs, count, num_stages)]
+        judged += [(costs, one) for one in found if one is not None]
     if not judged:
         raise InfeasiblePlanError(
             "no cut into stages fits the devices' memory: use more devices, or smaller micro-batches"
         )
     costs, best = min(judged, key=lambda pair: pair[1].makespan_s)
     return _climb(costs, best, max_moves)
+
+
+def cuts(costs: StageCosts, count: int, num_stages: int | None = None) -> list[Cut]:
+    """The best one by the estimate; where devices differ in too many ways to look at all choices, the best of some orders."""
+    if num_states(costs) <= _MOST_STATES:
+        found = [chain_cut(costs, count, num_stages)]
+    else:
+        found = [ordered_cut(costs, count, order) for order in _orders(costs, num_stages)]
+    different = dict.fromkeys(cut for cut in found if cut is not None)
+    return sorted(different, key=lambda cut: estimate_s(costs, cut, count))[:_KEPT_ORDERS]
+
+
+def _orders(costs: StageCosts, num_stages: int | None) -> Iterator[tuple[int, ...]]:
+    """The fastest devices as they stand, and the fastest or the slowest of them first."""
+    by_speed = sorted(range(costs.num_devices), key=lambda device: float(costs.work_s(device).sum()))
+    for size in (num_stages,) if num_stages else range(1, min(costs.num_devices, costs.num_ops) + 1):
+        chosen = by_speed[:size]
+        yield from dict.fromkeys((tuple(sorted(chosen)), tuple(chosen), tuple(reversed(chosen))))
 
 
 def judge(costs: StageCosts, cut: Cut, count: int) -> Judged | None:
@@ -80,17 +103,27 @@ def estimate_s(costs: StageCosts, cut: Cut, count: int) -> float:
     return (count - 1) * max(works) + sum(works) + links
 
 
-def chain_cut(costs: StageCosts, count: int) -> Cut | None:
-    """The cut of least estimate, one stage per device at most; None if memory allows none."""
-    paths = _Paths(costs)
-    free = paths.shortest(math.inf)
+def chain_cut(costs: StageCosts, count: int, num_stages: int | None = None) -> Cut | None:
+    """The cut of least estimate, one stage per device at most, or exactly so many stages; None if memory allows none."""
+    return _least(costs, count, Paths(costs, num_stages).shortest)
+
+
+def ordered_cut(costs: StageCosts, count: int, devices: Sequence[int]) -> Cut | None:
+    """The cut of least estimate with a stage on each of these devices, in this order; None if memory allows none."""
+    paths = Paths(costs)
+    return _least(costs, count, lambda limit_s: paths.along(devices, limit_s))
+
+
+def _least(costs: StageCosts, count: int, shortest: Callable[[float], tuple[float, Cut] | None]) -> Cut | None:
+    """Down through the limits on the busiest stage that matter, as long as the way of one micro-batch leaves hope."""
+    free = shortest(math.inf)
     if free is None:
         return None
     shortest_s, best = free
     best_s = estimate_s(costs, best, count)
     limit_s = _busiest(costs, best)
     while True:
-        found = paths.shortest(limit_s * (1 - 1e-12))
+        found = shortest(limit_s * (1 - 1e-12))
         if found is None:
             return best
         limit_s = _busiest(costs, found[1])
@@ -106,112 +139,12 @@ def _busiest(costs: StageCosts, cut: Cut) -> float:
     return max(float(costs.work_s(device)[first:end].sum()) for first, end, device in stages)
 
 
-class _Paths:
-    """Shortest ways of one micro-batch, with no stage above a limit of work."""
-
-    def __init__(self, costs: StageCosts) -> None:
-        self._costs = costs
-        self._classes = _classes(costs)
-        self._work = [self._between(costs.work_s(one[0])) for one in self._classes]
-        need = self._between(costs.held_bytes) + self._between(costs.saved_bytes)
-        upper = np.triu(np.ones_like(need, dtype=bool), k=1)
-        self._fits = [upper & (need <= costs.memory_bytes[one[0]]) for one in self._classes]
-
-    def shortest(self, limit_s: float) -> tuple[float, Cut] | None:
-        num_ops = self._costs.num_ops
-        start = (0,) * len(self._classes)
-        ways: dict[State, dict[int, Floats]] = {start: {-1: np.where(np.arange(num_ops + 1) == 0, 0.0, np.inf)}}
-        came: dict[tuple[State, int], tuple[list[int], Floats, Floats]] = {}
-        least: tuple[float, State, int] = (math.inf, start, -1)
-        for state in self._states():
-            for last, way in ways.get(state, {}).items():
-                if last >= 0 and way[num_ops] < least[0]:
-                    least = (float(way[num_ops]), state, last)
-            for kind in range(len(self._classes)):
-                if state in ways and state[kind] < len(self._classes[kind]):
-                    self._extend(ways, came, state, kind, limit_s)
-        if least[0] == math.inf:
-            return None
-        return least[0], self._trace(came, least[1], least[2])
-
-    def _extend(self, ways: dict, came: dict, state: State, kind: int, limit_s: float) -> None:  # type: ignore[type-arg]
-        """One more stage, on a device of a class."""
-        lasts = sorted(ways[state])
-        arrivals = np.stack([ways[state][last] + self._hop(last, kind, state) for last in lasts])
-        from_last = arrivals.argmin(axis=0)
-        arrived = arrivals.min(axis=0)
-        allowed = self._fits[kind] & (self._work[kind] <= limit_s)
-        total = np.where(allowed, arrived[:, None] + self._work[kind], np.inf)
-        into = tuple(used + (index == kind) for index, used in enumerate(state))
-        first = total.argmin(axis=0)
-        ways.setdefault(into, {})[kind] = total.min(axis=0)
-        came[into, kind] = (lasts, from_last, first)
-
-    def _hop(self, last: int, kind: int, state: State) -> Floats:
-        """Per first op of the stage: the links there and back."""
-        costs = self._costs
-        hop = np.zeros(costs.num_ops + 1)
-        if last < 0:
-            return hop
-        source = self._classes[last][state[last] - 1]
-        target = self._classes[kind][state[kind]]
-        for a, b in ((source, target), (target, source)):
-            hop[:-1] += costs.latency_s[a, b] + costs.boundary_bytes * costs.seconds_per_byte[a, b]
-        return hop
-
-    def _states(self) -> Iterator[State]:
-        """All of them, those with fewer devices first."""
-        sizes = [len(one) + 1 for one in self._classes]
-        yield from sorted(np.ndindex(*sizes), key=sum)
-
-    def _trace(self, came: dict, state: State, last: int) -> Cut:  # type: ignore[type-arg]
-        first_ops: list[int] = []
-        devices: list[int] = []
-        end = self._costs.num_ops
-        while last >= 0:
-            lasts, from_last, first = came[state, last]
-            devices.append(self._classes[last][state[last] - 1])
-            end = int(first[end])
-            first_ops.append(end)
-            state = tuple(used - (index == last) for index, used in enumerate(state))
-            last = lasts[int(from_last[end])]
-        return Cut(first_ops=tuple(reversed(first_ops)), devices=tuple(reversed(devices)))
-
-    def _between(self, per_op: Floats) -> Floats:
-        """The sum over the ops from a row's to a column's."""
-        sums = np.concatenate([[0.0], np.cumsum(per_op)])
-        table: Floats = sums[None, :] - sums[:, None]
-        return table
-
-
-def _classes(costs: StageCosts) -> list[list[int]]:
-    """Devices that could change places without anything changing."""
-    classes: list[list[int]] = []
-    for device in range(costs.num_devices):
-        for one in classes:
-            if _alike(costs, one[0], device):
-                one.append(device)
-                break
-        else:
-            classes.append([device])
-    return classes
-
-
-def _alike(costs: StageCosts, a: int, b: int) -> bool:
-    same = costs.memory_bytes[a] == costs.memory_bytes[b] and np.array_equal(costs.work_s(a), costs.work_s(b))
-    swapped = np.arange(costs.num_devices)
-    swapped[[a, b]] = b, a
-    return bool(same) and all(
-        np.array_equal(table, table[np.ix_(swapped, swapped)]) for table in (costs.latency_s, costs.seconds_per_byte)
-    )
-
-
 def _climb(costs: StageCosts, best: Judged, max_moves: int) -> Judged:
     """Boundaries moved by one op as long as the schedule gets shorter."""
     moves = 0
     while moves < max_moves:
         better = None
-        for cut in _neighbours(best.cut, costs.num_ops):
+        for cut in neighbours(best.cut, costs.num_ops):
             moves += 1
             found = judge(costs, cut, best.num_microbatches)
             if found is not None and found.makespan_s < best.makespan_s * (1 - 1e-9):
@@ -225,7 +158,8 @@ def _climb(costs: StageCosts, best: Judged, max_moves: int) -> Judged:
     return best
 
 
-def _neighbours(cut: Cut, num_ops: int) -> Iterator[Cut]:
+def neighbours(cut: Cut, num_ops: int) -> Iterator[Cut]:
+    """One boundary moved by one op."""
     ends = (*cut.first_ops[1:], num_ops)
     for stage in range(1, len(cut.first_ops)):
         for moved in (cut.first_ops[stage] - 1, cut.first_ops[stage] + 1):

@@ -1,14 +1,17 @@
 """Modulo schedules without a solver: blocks placed one by one on the circle, for graphs on which the solver takes too long.
 
 As in iterative modulo scheduling (Rau 1994), but without taking anything back: a block goes to the first free place after what it
-waits for, or to the snuggest within a period, beside what is there already, which leaves larger gaps. Several orders and both
-rules are tried for each period, from the bound upwards. Nothing is proven by failing.
+waits for, or to the snuggest within a period, beside what is there already, which leaves larger gaps. Blocks on several devices
+need the same place free on all of them, which they do not find once others have come first: so places side by side are kept
+for them beforehand (`kept_phases`), or not. Several orders and both rules are tried for each period, from the bound upwards.
+Nothing is proven by failing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import product
 
 from autotune.schedule.grid import Grid
 from autotune.schedule.modulo import Repetend, is_repetend
@@ -18,15 +21,27 @@ _GROWTH = 1.03
 
 def greedy_repetend(grid: Grid, low: int, high: int) -> Repetend | None:
     """A repetend with a period above `low` and below `high`, as short as this finds."""
-    period = low + 1
+    period, kept = low + 1, kept_phases(grid)
     while period < high:
-        for order in _orders(grid):
-            for snug in (False, True):
-                found = _place(grid, period, order, snug=snug)
-                if found is not None and is_repetend(grid, found):
-                    return found
+        for phases, order, snug in product(kept, _orders(grid), (False, True)):
+            found = _place(grid, period, order, phases, snug=snug)
+            if found is not None and is_repetend(grid, found):
+                return found
         period = max(period + 1, math.floor(period * _GROWTH))
     return None
+
+
+def kept_phases(grid: Grid) -> list[dict[int, int]]:
+    """Ways to keep places for blocks on several devices: side by side in the order of the graph or against it, or not at all."""
+    shared = [block for block in grid.graph.topological if len(grid.graph.blocks[block].devices) > 1]
+    ways: list[dict[int, int]] = []
+    for order in (shared, shared[::-1]) if shared else ():
+        phases, phase = {}, 0
+        for block in order:
+            phases[block] = phase
+            phase += grid.times[block]
+        ways.append(phases)
+    return [*ways, {}]
 
 
 def _orders(grid: Grid) -> Iterator[list[int]]:
@@ -44,12 +59,19 @@ def _orders(grid: Grid) -> Iterator[list[int]]:
     yield list(placed)
 
 
-def _place(grid: Grid, period: int, order: list[int], *, snug: bool) -> Repetend | None:
-    busy: list[list[tuple[int, int]]] = [[] for _ in range(grid.graph.num_devices)]
+def _place(grid: Grid, period: int, order: list[int], phases: Mapping[int, int], *, snug: bool) -> Repetend | None:
+    busy: list[list[tuple[int, int]]] = [
+        [(phases[block], grid.times[block]) for block in blocks if block in phases] for blocks in grid.graph.on_device
+    ]
+    if sum(grid.times[block] for block in phases) > period:
+        return None
     starts = [0] * len(order)
     for block in order:
         ready = max((starts[source] + lag for source, lag in grid.edges[block]), default=0)
         length = grid.times[block]
+        if block in phases:
+            starts[block] = ready + (phases[block] - ready) % period
+            continue
         taken = [entry for device in grid.graph.blocks[block].devices for entry in busy[device]]
         free = [moment for moment in _moments(ready, length, period, taken) if _is_free(moment, length, period, taken)]
         if not free:

@@ -42,10 +42,19 @@ class Attempt:
     repetend: Repetend | None
 
 
-def find_repetend(
-    grid: Grid, period: int, time_s: float, *, hint: Repetend | None = None, short: bool = False
+def find_repetend(  # noqa: PLR0913 - one question with what may help to answer it
+    grid: Grid,
+    period: int,
+    time_s: float,
+    *,
+    hint: Repetend | None = None,
+    short: bool = False,
+    phases: Mapping[int, int] | None = None,
 ) -> Attempt:
-    """A repetend of this period, or the proof that there is none, if the time is enough; `short`: of least latency."""
+    """A repetend of this period, or the proof that there is none, if the time is enough; `short`: of least latency.
+
+    `phases`: where some blocks are to be in the period; that there is none then says nothing of others.
+    """
     if any(duration > period for duration in grid.times):
         return Attempt(outcome=Outcome.INFEASIBLE, repetend=None)
     problem = _Problem(grid, period)
@@ -53,9 +62,11 @@ def find_repetend(
         problem.suggest(hint)
     if short:
         problem.minimize_latency()
+    for block, phase in (phases or {}).items():
+        problem.model.add(problem.phases[block] == phase)
     solved = solve(problem.model, time_s)
     if not solved.found:
-        return Attempt(outcome=solved.outcome, repetend=None)
+        return Attempt(outcome=Outcome.UNKNOWN if phases else solved.outcome, repetend=None)
     starts = tuple(
         solved.value(p) + period * solved.value(q) for p, q in zip(problem.phases, problem.rounds, strict=True)
     )

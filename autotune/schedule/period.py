@@ -8,11 +8,11 @@ a fraction of the times. Where the solver runs out of time the search goes on ab
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from autotune.schedule.bounds import period_bound_s
-from autotune.schedule.greedy import greedy_repetend
+from autotune.schedule.greedy import greedy_repetend, kept_phases
 from autotune.schedule.grid import Grid
 from autotune.schedule.modulo import Repetend, find_repetend, is_repetend
 from autotune.schedule.solver import Outcome
@@ -22,6 +22,9 @@ _FINE_STEPS = 64
 """A period is looked for on a grid of about so many steps."""
 _AT_ONCE_SHARE = 0.4
 """Of the time, for that bound."""
+_KEPT_SHARE, _KEPT_S = 0.5, 3.0
+"""Of the time that is left then, and for one period, with places kept for blocks on several devices."""
+_GROWTH = 1.03
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,11 +77,28 @@ class _Search:
             self._best = quick
             self._tell()
         if self._best.period > self._low + 1:
-            self._try(self._low + 1, _AT_ONCE_SHARE * self._left_s())
+            outcome = self._try(self._low + 1, _AT_ONCE_SHARE * self._left_s())
+            if outcome is Outcome.UNKNOWN:
+                self._climb(_KEPT_SHARE * self._left_s())
         self._halve()
         while not self._is_proven() and self._left_s() > 0 and self._refine():
             self._halve()
         return self._period()
+
+    def _climb(self, time_s: float) -> None:
+        """Where the solver is lost: from the bound upwards, with places kept for blocks on several devices, which leaves the others
+        little to do with each other. Proves nothing.
+        """
+        until_s = self._left_s() - time_s
+        ways = [phases for phases in kept_phases(self._grid) if phases]
+        period = self._low + 1
+        while ways and period < self._best.period and self._left_s() > until_s:
+            for phases in ways:
+                limit_s = min(_KEPT_S, self._left_s() - until_s)
+                turned = _turned(self._grid, phases, period)
+                if turned and self._try(period, limit_s, phases=turned) is not Outcome.UNKNOWN:
+                    return
+            period = max(period + 1, math.floor(period * _GROWTH))
 
     def _halve(self) -> None:
         skipped = self._low
@@ -89,8 +109,8 @@ class _Search:
                 skipped = middle
             skipped = max(skipped, self._low)
 
-    def _try(self, period: int, time_s: float) -> Outcome:
-        attempt = find_repetend(self._grid, period, time_s, hint=self._best)
+    def _try(self, period: int, time_s: float, phases: Mapping[int, int] | None = None) -> Outcome:
+        attempt = find_repetend(self._grid, period, time_s, hint=self._best, phases=phases)
         if attempt.repetend is not None:
             self._best = attempt.repetend
             self._tell()
@@ -125,6 +145,14 @@ class _Search:
 
     def _tell(self) -> None:
         self._heard(self._period())
+
+
+def _turned(grid: Grid, phases: Mapping[int, int], period: int) -> dict[int, int]:
+    """The same places counted from the first block, with which a period begins; nothing where they do not fit into it."""
+    if sum(grid.times[block] for block in phases) > period:
+        return {}
+    zero = phases.get(grid.graph.topological[0], 0)
+    return {block: (phase - zero) % period for block, phase in phases.items()}
 
 
 def _alone(grid: Grid, fitting: tuple[int, ...]) -> Repetend:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autotune.simulate.collectives import hop_latency_s, hop_loads
 from autotune.simulate.costs import Costs
 from autotune.simulate.engine import Floats
-from autotune.simulate.pipeline import crossing_bytes
-from workloads.blocks import Block, BlockGraph
+from autotune.simulate.pipeline import crossing_bytes, pass_costs
+from workloads.blocks import INPUT, WEIGHT, Block, BlockGraph
 from workloads.cluster import Cluster
 from workloads.errors import SpecError
 from workloads.graph import OpGraph
+from workloads.stage_order import FORWARD
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,25 +69,41 @@ class Cut:
 
 
 def stage_costs(graph: OpGraph, costs: Costs, samples: float) -> StageCosts:
-    """Costs of micro-batches of so many samples. Of an op with parameters half of backward is taken as the weights' part:
-    both parts multiply matrices of the same sizes."""
-    size = len(costs.cluster.devices)
-    forward_s, backward_s = costs.passes(np.full(size, float(samples)))
+    """Costs of micro-batches of so many samples."""
+    passes = pass_costs(graph, costs, np.full(len(costs.cluster.devices), float(samples)))
     params = np.array([op.param_bytes for op in graph.ops], np.float64)
-    weight_s = np.where(params > 0, backward_s / 2, 0.0)
     share = graph.held_bytes / graph.param_bytes if graph.param_bytes else 0.0
     boundary = [0.0, *(crossing_bytes(graph, first) for first in range(1, len(graph.ops)))]
     latency_s, per_byte_s = _links(costs.cluster)
     return StageCosts(
-        forward_s=forward_s,
-        input_s=backward_s - weight_s,
-        weight_s=weight_s,
+        forward_s=passes[FORWARD],
+        input_s=passes[INPUT],
+        weight_s=passes[WEIGHT],
         boundary_bytes=np.array(boundary) * samples,
         saved_bytes=np.array([op.saved_bytes_per_sample for op in graph.ops]) * samples,
         held_bytes=params * share,
         memory_bytes=tuple(device.memory_bytes or math.inf for device in costs.cluster.devices),
         latency_s=latency_s,
         seconds_per_byte=per_byte_s,
+    )
+
+
+def at_cuts(costs: StageCosts, first_ops: Sequence[int]) -> StageCosts:
+    """The same where stages may begin at these ops only (the first is 0): ops between two of them are one."""
+    starts = np.array(first_ops)
+
+    def summed(table: Floats) -> Floats:
+        total: Floats = np.add.reduceat(table, starts, axis=-1)
+        return total
+
+    return replace(
+        costs,
+        forward_s=summed(costs.forward_s),
+        input_s=summed(costs.input_s),
+        weight_s=summed(costs.weight_s),
+        saved_bytes=summed(costs.saved_bytes),
+        held_bytes=summed(costs.held_bytes),
+        boundary_bytes=costs.boundary_bytes[starts],
     )
 
 

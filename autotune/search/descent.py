@@ -21,12 +21,16 @@ _MOVES = (8, 4, 2, 1)
 
 
 def knob_plans(space: Space, samples: tuple[int, ...]) -> list[Plan]:
-    """Every choice of the knobs that are not the split, each plan once."""
-    return list(dict.fromkeys(space.with_knobs(samples, knobs) for knobs in space.all_knobs()))
+    """Every choice of the knobs that are not the split, each plan once; and every plan with stages, which have no split."""
+    return list(
+        dict.fromkeys([*(space.with_knobs(samples, knobs) for knobs in space.all_knobs()), *space.staged.plans])
+    )
 
 
 def moved(plan: Plan, space: Space) -> list[Plan]:
-    """The plan with a few samples moved from one rank to another."""
+    """The plan with a few samples moved from one rank to another; none of a plan with stages."""
+    if plan.pipeline is not None:
+        return []
     samples, limits = plan.batch.samples, space.limits
     plans = []
     for step in _MOVES:
@@ -62,5 +66,6 @@ def descend(space: Space, start: tuple[int, ...], judge: Judge, *, most: int = 2
         best = entry
         while (better := best_of(moved(best[1], space))) is not None and better[0] < best[0]:
             best = better
-        best_of(knob_plans(space, best[1].batch.samples))
+        if best[1].pipeline is None:
+            best_of(knob_plans(space, best[1].batch.samples))
     return sorted(seen.values(), key=lambda entry: entry[0])

@@ -19,8 +19,8 @@ from workloads.split import RankCost
 
 
 def fit_costs(records: Sequence[TrialRecord]) -> list[RankCost] | None:
-    """The cost line of every rank, or None before any trial has finished."""
-    finished = [record for record in records if record.step_s is not None]
+    """The cost line of every rank, or None before any trial has finished. A stage of a pipeline tells nothing of the whole model."""
+    finished = [record for record in records if record.step_s is not None and record.plan.pipeline is None]
     if not finished:
         return None
     num_ranks = len(finished[0].ranks)

@@ -70,10 +70,11 @@ class Ranking:
         self, split: tuple[int, ...], best: Plan | None, proposed: Sequence[Mapping[str, Any]]
     ) -> list[Plan]:
         plans = knob_plans(self._space, split)
-        if best is not None:
+        if best is not None and best.pipeline is None:
             plans += knob_plans(self._space, best.batch.samples) + moved(best, self._space)
         plans += [self._space.plan(point) for point in proposed]
-        return list(dict.fromkeys(plan for plan in plans if self._fits(plan)))
+        reached = dict.fromkeys(plan for plan in plans if self._fits(plan))
+        return [plan for plan in reached if not self._simulator.is_tight or self._simulator.fits(plan)]
 
     def _fits(self, plan: Plan) -> bool:
         """Whether coordinates of the space lead to this plan: others could not be told to Optuna."""
@@ -137,6 +138,7 @@ class Ranking:
             plan.comm.collective != "ring",
             bool(plan.compression.factors),
             bool(plan.compression.by_kind),
+            plan.pipeline is not None,
         ]
         return (math.log2(max(num_units, 1)) / 2, *reducers, *map(float, ways), *transports, *codecs)
 

@@ -1,38 +1,32 @@
-"""A pipelined step: stages on different ranks, micro-batches one after another, in a classic schedule.
+"""A pipelined step: stages on different ranks, micro-batches one after another, in the order of the plan's schedule.
 
-GPipe runs all forward passes, then all backward passes: bubble (p-1)/(m+p-1), every micro-batch's activations held at
-once. 1F1B starts a backward pass as soon as it can: the same bubble, stage s holds at most p-s micro-batches. Replicas
+With GPipe and 1F1B the bubble is (p-1)/(m+p-1) of the step where stages are alike; every other order, zero-bubble or searched, is
+followed pass by pass. Of a backward pass in two halves, the weights' is half of the ops that have any. Replicas
 of a stage share the batch and add their gradients up at the end; ranks of a tensor-parallel group share every op and add
 up its output (every second Linear layer, as Megatron pairs them).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
+from autotune.simulate import layout
 from autotune.simulate.collectives import Load, hop_latency_s, hop_loads, ring_loads
 from autotune.simulate.costs import NO_OVERHEAD, Costs
 from autotune.simulate.engine import Floats, Tasks
 from autotune.simulate.labelled import LabelledTasks
-from autotune.simulate.layout import BACKWARD, DATA, FORWARD, UPDATE, Labels
-from autotune.simulate.tasks import MemoryChange
+from autotune.simulate.layout import DATA, UPDATE, Labels
+from autotune.simulate.tasks import NO_CHANGE, MemoryChange
 from autotune.simulate.units import as_links
+from workloads.blocks import INPUT, WEIGHT
 from workloads.errors import SpecError
 from workloads.graph import OpGraph
 from workloads.plan import PipelinePlan, Plan
-
-
-def classic_order(schedule: str, stage: int, num_stages: int, micro_batches: int) -> Iterator[tuple[int, int]]:
-    """(FORWARD or BACKWARD, micro-batch) in the order in which a stage takes them."""
-    ahead = micro_batches if schedule == "gpipe" else min(num_stages - stage, micro_batches)
-    yield from ((FORWARD, number) for number in range(ahead))
-    for number in range(micro_batches):
-        yield BACKWARD, number
-        if ahead + number < micro_batches:
-            yield FORWARD, ahead + number
+from workloads.stage_order import BACKWARD, FORWARD, Pass
 
 
 def stage_ops(graph: OpGraph, pipeline: PipelinePlan) -> list[range]:
@@ -41,14 +35,61 @@ def stage_ops(graph: OpGraph, pipeline: PipelinePlan) -> list[range]:
 
 
 def param_shares(graph: OpGraph, plan: Plan) -> Floats:
-    """Which part of the parameters each rank holds."""
-    shares = np.ones(len(plan.batch.samples))
-    if plan.pipeline is not None:
-        total = graph.param_bytes or 1
-        for ops, ranks in zip(stage_ops(graph, plan.pipeline), plan.pipeline.stage_ranks, strict=True):
-            held = sum(graph.ops[op].param_bytes for op in ops) / total / plan.pipeline.tensor_parallel
-            shares[list(ranks)] = held
+    """Which part of the parameters each rank holds; what stages share, all of them hold."""
+    if plan.pipeline is None:
+        return np.ones(len(plan.batch.samples))
+    shares, total = np.zeros(len(plan.batch.samples)), graph.param_bytes or 1
+    for ops, ranks in zip(stage_ops(graph, plan.pipeline), plan.pipeline.stage_ranks, strict=True):
+        held = sum(graph.ops[op].param_bytes for op in ops) / plan.pipeline.tensor_parallel
+        shares[list(ranks)] = held / total
+    for tie in ties(graph, plan.pipeline):
+        for stage in tie.stages[1:]:
+            shares[list(plan.pipeline.stage_ranks[stage])] += tie.num_bytes / total
     return shares
+
+
+def shared_bytes(graph: OpGraph, plan: Plan) -> Floats:
+    """What each rank sums with others at the end of a step: replicas all they hold, stages what they share."""
+    found = np.zeros(len(plan.batch.samples))
+    if plan.pipeline is None:
+        return found
+    for ranks, num_bytes in _summed(graph, plan.pipeline):
+        found[list(ranks)] += num_bytes
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tie:
+    """Parameters that several stages hold, the owner first."""
+
+    stages: tuple[int, ...]
+    num_bytes: float
+
+
+def ties(graph: OpGraph, pipeline: PipelinePlan) -> list[Tie]:
+    """Of tied layers that the cut puts on different stages."""
+    stage_of = {graph.ops[op].name: stage for stage, ops in enumerate(stage_ops(graph, pipeline)) for op in ops}
+    sums: dict[tuple[int, ...], float] = {}
+    for parameter in graph.parameters:
+        stages = tuple(dict.fromkeys(stage_of[name] for name in (parameter.op, *parameter.also) if name in stage_of))
+        if len(stages) > 1:
+            sums[stages] = sums.get(stages, 0.0) + parameter.num_bytes
+    return [Tie(stages=stages, num_bytes=num_bytes) for stages, num_bytes in sums.items()]
+
+
+def _summed(graph: OpGraph, pipeline: PipelinePlan) -> list[tuple[tuple[int, ...], float]]:
+    """Ranks (of a tensor-parallel group its first) that add gradients up, and the bytes of them."""
+    degree, tied = pipeline.tensor_parallel, ties(graph, pipeline)
+    found = []
+    for stage, (ops, ranks) in enumerate(zip(stage_ops(graph, pipeline), pipeline.stage_ranks, strict=True)):
+        own = sum(graph.ops[op].param_bytes for op in ops) / degree
+        own -= sum(tie.num_bytes for tie in tied if tie.stages[0] == stage)
+        found.append((ranks[::degree], own))
+    found += [
+        (tuple(rank for stage in tie.stages for rank in pipeline.stage_ranks[stage][::degree]), tie.num_bytes)
+        for tie in tied
+    ]
+    return [(ranks, num_bytes) for ranks, num_bytes in found if len(ranks) > 1 and num_bytes > 0]
 
 
 def crossing_bytes(graph: OpGraph, first_op: int) -> float:
@@ -63,6 +104,16 @@ def crossing_bytes(graph: OpGraph, first_op: int) -> float:
         if (order[edge.source] < first_op) != (order[edge.target] < first_op):
             crossing[edge.source] = max(crossing.get(edge.source, 0.0), edge.bytes_per_sample)
     return sum(crossing.values())
+
+
+def pass_costs(graph: OpGraph, costs: Costs, samples: Floats) -> dict[str, Floats]:
+    """Seconds of every op on every rank, by the kind of pass. Gradients of inputs and of weights multiply matrices of the same
+    sizes, so that each is half of the backward pass of an op that has weights.
+    """
+    forward_s, backward_s = costs.passes(samples)
+    params = np.array([op.param_bytes for op in graph.ops])
+    weight_s: Floats = np.where(params > 0, backward_s / 2, 0.0)
+    return {FORWARD: forward_s, BACKWARD: backward_s, INPUT: backward_s - weight_s, WEIGHT: weight_s}
 
 
 def expand_pipeline(graph: OpGraph, plan: Plan, costs: Costs) -> tuple[Tasks, Labels]:
@@ -84,15 +135,15 @@ class _Expansion:
         self._groups = [[ranks[i : i + degree] for i in range(0, len(ranks), degree)] for ranks in pipeline.stage_ranks]
         self._micro = np.array(plan.batch.samples, np.float64) / self._parts
         self._samples = np.array(plan.batch.samples, np.float64)
-        self._passes = dict(zip((FORWARD, BACKWARD), costs.passes(self._micro), strict=True))
+        self._passes = pass_costs(graph, costs, self._micro)
         self._transport = costs.transports.get(plan.comm.transport, NO_OVERHEAD)
         self._made = LabelledTasks()
-        self._arrived: dict[tuple[int, int, int], list[int]] = {}
-        """(pass, stage, micro-batch) -> what must have come before it may start."""
+        self._arrived: dict[tuple[bool, int, int], list[int]] = {}
+        """(is forward, stage, micro-batch) -> what must have come before it may start."""
 
     def expand(self) -> tuple[Tasks, Labels]:
         num_stages = len(self._ops)
-        orders = [list(classic_order(self._pipeline.schedule, s, num_stages, self._parts)) for s in range(num_stages)]
+        orders = self._pipeline.passes()
         for stage in range(num_stages):
             for group in self._groups[stage]:
                 for rank in group:
@@ -108,32 +159,35 @@ class _Expansion:
                     places[stage] += 1
                     moved = True
             assert moved, "a schedule that waits for itself"
-        for stage in range(num_stages):
-            self._finish(stage)
+        self._finish()
         return self._made.arrays()
 
-    def _may(self, block: tuple[int, int], stage: int) -> bool:
-        """What a block waits for has been written down already."""
-        what, number = block
-        if what == FORWARD:
-            return stage == 0 or (FORWARD, stage, number) in self._arrived
-        return stage == len(self._ops) - 1 or (BACKWARD, stage, number) in self._arrived
+    def _may(self, one: Pass, stage: int) -> bool:
+        """What a pass waits for has been written down already."""
+        kind, number = one
+        if kind == FORWARD:
+            return stage == 0 or (True, stage, number) in self._arrived
+        return kind == WEIGHT or stage == len(self._ops) - 1 or (False, stage, number) in self._arrived
 
-    def _block(self, what: int, number: int, stage: int) -> None:
-        after = self._arrived.get((what, stage, number), [])
-        done = [self._on_rank(what, stage, rank, len(group), after) for group in self._groups[stage] for rank in group]
-        to = stage + 1 if what == FORWARD else stage - 1
-        if 0 <= to < len(self._ops):
-            self._arrived[what, to, number] = self._pass_on(stage, to, done, number)
+    def _block(self, kind: str, number: int, stage: int) -> None:
+        is_forward = kind == FORWARD
+        after = [] if kind == WEIGHT else self._arrived.get((is_forward, stage, number), [])
+        done = [self._on_rank(kind, stage, rank, len(group), after) for group in self._groups[stage] for rank in group]
+        to = stage + 1 if is_forward else stage - 1
+        if kind != WEIGHT and 0 <= to < len(self._ops):
+            self._arrived[is_forward, to, number] = self._pass_on(stage, to, done, number)
 
-    def _on_rank(self, what: int, stage: int, rank: int, degree: int, after: Sequence[int]) -> int:
+    def _on_rank(self, kind: str, stage: int, rank: int, degree: int, after: Sequence[int]) -> int:
         ops = self._ops[stage]
-        seconds = float(self._passes[what][rank, ops.start : ops.stop].sum()) / degree
-        seconds += self._shared_outputs_s(stage, rank) if degree > 1 else 0.0
+        seconds = float(self._passes[kind][rank, ops.start : ops.stop].sum()) / degree
+        seconds += self._shared_outputs_s(stage, rank) if degree > 1 and kind != WEIGHT else 0.0
+        memory = NO_CHANGE
         saved = sum(self._graph.ops[op].saved_bytes_per_sample for op in ops) * float(self._micro[rank]) / degree
-        memory = (
-            MemoryChange(device=rank, at_start=saved) if what == FORWARD else MemoryChange(device=rank, at_end=-saved)
-        )
+        if kind == FORWARD:
+            memory = MemoryChange(device=rank, at_start=saved)
+        elif kind != INPUT:
+            memory = MemoryChange(device=rank, at_end=-saved)
+        what = layout.FORWARD if kind == FORWARD else layout.BACKWARD
         return self._made.work(what, rank, ops.start, seconds, after, memory)
 
     def _pass_on(self, stage: int, to: int, done: Sequence[int], number: int) -> list[int]:
@@ -162,26 +216,29 @@ class _Expansion:
             for a, b, samples in hops
         ]
 
-    def _finish(self, stage: int) -> None:
-        """Replicas add their gradients up, then everybody updates."""
-        leaders = [group[0] for group in self._groups[stage]]
-        ranks = [rank for group in self._groups[stage] for rank in group]
-        num_bytes = sum(self._graph.ops[op].param_bytes for op in self._ops[stage]) / len(self._groups[stage][0])
-        after: list[int] = []
-        if len(leaders) > 1 and num_bytes > 0:
-            after = [
-                self._made.send(
-                    self._parts + stage,
-                    self._links(self._ring(leaders, num_bytes)),
-                    [self._made.last[rank] for rank in ranks],
-                    num_bytes=num_bytes,
-                    fixed_s=float(self._transport.overhead(np.array([num_bytes]))[0]),
-                )
-            ]
-        share = sum(self._graph.ops[op].param_bytes for op in self._ops[stage]) / (self._graph.param_bytes or 1)
-        for rank in ranks:
-            update_s = float(self._costs.update.at(self._samples)[rank]) * share / self._pipeline.tensor_parallel
-            self._made.work(UPDATE, rank, 0, update_s, after)
+    def _finish(self) -> None:
+        """Who holds the same adds gradients up, then everybody updates."""
+        after: dict[int, list[int]] = {}
+        last = dict(self._made.last)
+        for number, (ranks, num_bytes) in enumerate(_summed(self._graph, self._pipeline)):
+            members = [rank for leader in ranks for rank in self._group_of(leader)]
+            sent = self._made.send(
+                self._parts + number,
+                self._links(self._ring(ranks, num_bytes)),
+                [last[rank] for rank in members],
+                num_bytes=num_bytes,
+                fixed_s=float(self._transport.overhead(np.array([num_bytes]))[0]),
+            )
+            for rank in members:
+                after.setdefault(rank, []).append(sent)
+        for stage, groups in enumerate(self._groups):
+            share = sum(self._graph.ops[op].param_bytes for op in self._ops[stage]) / (self._graph.param_bytes or 1)
+            for rank in (rank for group in groups for rank in group):
+                update_s = float(self._costs.update.at(self._samples)[rank]) * share / self._pipeline.tensor_parallel
+                self._made.work(UPDATE, rank, 0, update_s, after.get(rank, []))
+
+    def _group_of(self, leader: int) -> Sequence[int]:
+        return next(group for groups in self._groups for group in groups if group[0] == leader)
 
     def _shared_outputs_s(self, stage: int, rank: int) -> float:
         """Every second Linear layer's output is added up over the group; closed form, since the group waits for it."""

@@ -17,14 +17,16 @@ from autotune.simulate.data_parallel import StepCosts, Units, expand
 from autotune.simulate.engine import Floats, Run, Site, Tasks, simulate
 from autotune.simulate.layout import Layout
 from autotune.simulate.limit import step_limit
-from autotune.simulate.pipeline import expand_pipeline, param_shares
+from autotune.simulate.pipeline import expand_pipeline, param_shares, shared_bytes
 from autotune.simulate.spans import Simulated, spans
+from autotune.simulate.stage_table import pass_names, stage_table
 from autotune.simulate.tasks import NO_LIMIT, make_site
 from autotune.simulate.units import Sends, UnitMaker, link_speeds
 from profilers.breakdown import break_down
 from profilers.timeline import Timeline
 from results.forecast import Forecast, RankForecast
 from results.record import Limit, Prediction, WorkloadInfo
+from workloads.blocks import Timetable
 from workloads.graph import OpGraph
 from workloads.plan import CODECS, CommPlan, Plan
 
@@ -86,9 +88,24 @@ class Simulator:
     def peak_memory_bytes(self, plan: Plan, simulated: Simulated) -> Floats:
         """Per rank: what is always held, buffers of the plan, and activations at their peak."""
         held = np.array([fixed or self.graph.held_bytes for fixed in self.costs.memory_fixed_bytes], np.float64)
-        always = (held + self._buffer_bytes(plan)) * param_shares(self.graph, plan)
+        if plan.pipeline is not None:
+            always = held * param_shares(self.graph, plan) + shared_bytes(self.graph, plan)
+        else:
+            always = held + self._buffer_bytes(plan)
         peak: Floats = always + simulated.run.peak_bytes
         return peak
+
+    def fits(self, plan: Plan, simulated: Simulated | None = None) -> bool:
+        """Whether every device could hold what the plan has it hold."""
+        peak = self.peak_memory_bytes(plan, simulated or self.simulate(plan))
+        limits = [device.memory_bytes for device in self.costs.cluster.devices]
+        return all(limit is None or held <= limit for limit, held in zip(limits, peak.tolist(), strict=True))
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether some device could not even hold the whole model between steps."""
+        limits = [device.memory_bytes for device in self.costs.cluster.devices]
+        return any(limit is not None and self.graph.held_bytes > limit for limit in limits)
 
     def forecast(self, plan: Plan) -> Forecast:
         """Everything a person wants to know of a plan."""
@@ -112,6 +129,7 @@ class Simulator:
                     compute_s=float(busy_s[rank]),
                     peak_memory_bytes=float(peak[rank]),
                     peak_at_s=float(simulated.run.peak_at_s[rank]),
+                    bubble=None if plan.pipeline is None else max(1 - float(busy_s[rank]) / step_s, 0.0),
                     memory_bytes=device.memory_bytes,
                 )
                 for rank, device in enumerate(devices)
@@ -151,7 +169,12 @@ class Simulator:
     def timeline(self, plan: Plan, simulated: Simulated | None = None) -> Timeline:
         """The last simulated step as spans, as a traced step of a real run has them."""
         simulated = simulated or self.simulate(plan)
-        return Timeline.merge([Timeline(spans=tuple(spans(self.graph, simulated, self.wire_bytes(plan))))])
+        names = {} if plan.pipeline is None else pass_names(plan.pipeline, simulated)
+        return Timeline.merge([Timeline(spans=tuple(spans(self.graph, simulated, self.wire_bytes(plan), names)))])
+
+    def stage_table(self, plan: Plan) -> Timetable | None:
+        """Of a plan with pipeline stages: its passes as they are predicted to run."""
+        return None if plan.pipeline is None else stage_table(plan.pipeline, self.simulate(plan))
 
     def wire_bytes(self, plan: Plan) -> list[float]:
         """Of each unit of a data-parallel plan."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,8 +46,11 @@ _KINDS = {
 }
 
 
-def spans(graph: OpGraph, simulated: Simulated, wire_bytes: Sequence[float]) -> Iterator[Span]:
-    """Of the last step, from its start. `wire_bytes`: of each unit of a data-parallel step."""
+def spans(
+    graph: OpGraph, simulated: Simulated, wire_bytes: Sequence[float], names: Mapping[int, str] | None = None
+) -> Iterator[Span]:
+    """Of the last step, from its start. `wire_bytes`: of each unit of a data-parallel step; `names`: of passes of a pipeline."""
+    named = names or {}
     labels, run, sources = simulated.labels, simulated.run, _sources(simulated)
     chosen = np.flatnonzero(labels.step == simulated.num_steps - 1)
     zero_s = float(run.start_s[chosen].min()) if simulated.num_steps > 1 else 0.0
@@ -68,7 +71,7 @@ def spans(graph: OpGraph, simulated: Simulated, wire_bytes: Sequence[float]) -> 
         if kind in (DECODE, UPDATE):
             first_update[rank] = min(first_update.get(rank, np.inf), start_s)
         if end_s > start_s:
-            text = pattern.format(op=op, index=index)
+            text = named.get(task) or pattern.format(op=op, index=index)
             yield Span(rank=rank, lane=lane, kind=name, op=text, start_s=start_s, end_s=end_s)
     for rank, blocked_s in last_backward.items():
         if (until_s := first_update.get(rank, blocked_s)) > blocked_s:

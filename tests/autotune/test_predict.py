@@ -298,11 +298,10 @@ def test_memory_is_what_is_held_and_what_is_kept(graph):
     assert math.isfinite(peak.max())
 
 
-def test_a_pipelined_plan_is_predicted_and_refused_by_jobs(graph, capsys, tmp_path):
-    pipeline = PipelinePlan(first_ops=(0, 4), stage_ranks=((0, 1), (2, 3)), micro_batches=4)
-    plan = Plan(batch=BatchPlan(samples=(32, 32, 32, 32)), pipeline=pipeline)
-    with pytest.raises(SpecError, match="no job runs yet"):
-        plan.check_runnable()
+def pipelined(tmp_path, **changes):
+    """A file with a plan of two stages of two ranks each."""
+    pipeline = {"first_ops": (0, 4), "stage_ranks": ((0, 1), (2, 3)), "micro_batches": 4} | changes
+    plan = Plan(batch=BatchPlan(samples=(32, 32, 32, 32)), pipeline=PipelinePlan(**pipeline))
     best = BestPlan(
         workload="digits",
         workload_fingerprint="",
@@ -313,9 +312,59 @@ def test_a_pipelined_plan_is_predicted_and_refused_by_jobs(graph, capsys, tmp_pa
         speedup_over_default=None,
     )
     write_json(tmp_path / "stages.json", best)
-    found = forecast(capsys, tmp_path, "simulate", "--cluster", "mixed4", "--plan", str(tmp_path / "stages.json"))
+    return ["simulate", "--cluster", "mixed4", "--plan", str(tmp_path / "stages.json")]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero-bubble"])
+def test_a_pipelined_plan_is_predicted(schedule, capsys, tmp_path):
+    found = forecast(capsys, tmp_path, *pipelined(tmp_path, schedule=schedule))
     assert found["step_s"] > 0
     assert found["ranks"][0]["peak_memory_bytes"] != found["ranks"][3]["peak_memory_bytes"]
+    for rank in found["ranks"]:
+        assert rank["bubble"] == pytest.approx(1 - rank["compute_s"] / found["step_s"])
+
+
+def test_the_schedule_of_a_pipelined_plan_is_drawn(capsys, tmp_path):
+    code, out, err = run(capsys, *pipelined(tmp_path), "--workload", "digits", "--results", str(tmp_path))
+    assert code == 0, err
+    assert "2 stages on ranks 0+1 > 2+3 from ops 0/4, 4 micro-batches, 1f1b" in " ".join(out.split())
+    rows = [line for line in out.splitlines() if line.startswith("rank ") and "bubble" in line]
+    assert len(rows) >= 4
+    assert "0" in rows[0].split("MiB")[-1]  # the first micro-batch
+    assert "takes memory" in out
+
+
+def test_plan_offers_stages_where_links_are_slow(capsys, tmp_path):
+    """A mix on which every gradient takes long: activations are few, so that stages beat any plan without."""
+    text = '[device.one]\nflops = "2 GFLOP/s"\nmemory_bandwidth = "2 GB/s"\n'
+    for name in ("a", "b"):
+        text += f'[[host]]\nname = "{name}"\ndevices = ["one"]\nuplink = "10 Mbit/s"\ndownlink = "10 Mbit/s"\n'
+    (tmp_path / "slow.toml").write_text(text)
+    code, out, err = run(
+        capsys,
+        *("plan", "--workload", "vgg-tiny", "--cluster", str(tmp_path / "slow.toml")),
+        *("--results", str(tmp_path), "--json"),
+    )
+    assert code == 0, err
+    found = json.loads(out)["forecast"]
+    assert len(found["plan"]["pipeline"]["first_ops"]) == 2
+    assert found["plan"]["pipeline"]["micro_batches"] > 1
+
+
+def test_a_model_that_fits_no_device_is_cut_into_stages(capsys, tmp_path):
+    text = '[device.one]\nflops = "2 GFLOP/s"\nmemory_bandwidth = "2 GB/s"\nmemory = "{memory}"\n'
+    for name in ("a", "b", "c"):
+        text += f'[[host]]\nname = "{name}"\ndevices = ["one"]\nuplink = "1 Gbit/s"\ndownlink = "1 Gbit/s"\n'
+    arguments = ["plan", "--workload", "vgg-tiny", "--results", str(tmp_path), "--json", "--cluster"]
+    found = {}
+    for memory in ("1 GiB", "1.5 MB"):
+        (tmp_path / "small.toml").write_text(text.format(memory=memory))
+        code, out, err = run(capsys, *arguments, str(tmp_path / "small.toml"))
+        assert code == 0, err
+        found[memory] = json.loads(out)["forecast"]
+    assert found["1 GiB"]["plan"]["pipeline"] is None
+    assert found["1.5 MB"]["plan"]["pipeline"] is not None
+    assert all(rank["peak_memory_bytes"] <= 1.5e6 for rank in found["1.5 MB"]["ranks"])
 
 
 @pytest.mark.parametrize(

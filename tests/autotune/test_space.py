@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.search.descent import knob_plans
+from autotune.search.descent import knob_plans, moved
 from autotune.space import MAX_TILT, MIN_BUCKET_LOG2, Knobs, Space, max_bucket_log2, ways_to_send
+from autotune.stage_points import StagedPlans
 from results.record import StudyInfo
 from tests.results import sample
-from workloads.plan import CODECS, CommPlan, CompressionPlan, KindCodec
+from workloads.plan import CODECS, BatchPlan, CommPlan, CompressionPlan, KindCodec, PipelinePlan, Plan
 from workloads.serial import from_data, to_data
 from workloads.split import Bounds, bounds, proportional
 
@@ -244,3 +245,24 @@ def test_a_description_is_the_same_after_it_was_kept_in_a_study() -> None:
 )
 def test_the_largest_bucket_holds_every_gradient_and_no_more(param_bytes: int, log2: int) -> None:
     assert max_bucket_log2(param_bytes) == log2
+
+
+def stages(schedule: str, cut: int, count: int = 4) -> Plan:
+    pipeline = PipelinePlan(first_ops=(0, cut), stage_ranks=((0,), (1,)), micro_batches=count, schedule=schedule)
+    return Plan(batch=BatchPlan(samples=(64, 64, 0, 0)), pipeline=pipeline)
+
+
+def test_plans_with_stages_are_points_beside_those_without() -> None:
+    offered = (stages("1f1b", 3), stages("gpipe", 3), stages("1f1b", 5), stages("1f1b", 3, 8))
+    chosen, generator = space(staged=StagedPlans(plans=offered), **SCHEDULES), random.Random(3)
+    assert set(offered) <= set(knob_plans(chosen, (16,) * 4))
+    for plan in offered:
+        assert chosen.plan(chosen.point(plan)) == plan
+    seen = {chosen.plan(random_point(chosen, generator)) for _ in range(500)}
+    assert seen >= set(offered)
+    assert any(plan.pipeline is None for plan in seen)
+    for plan in seen:
+        plan.validate(num_ranks=4, global_batch=64)
+    assert chosen.describe()["stages"] == ["1", "2"]
+    assert "stages" not in space().describe()
+    assert moved(offered[0], chosen) == []

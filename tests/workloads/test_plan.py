@@ -17,6 +17,7 @@ from workloads.plan import (
     CommPlan,
     CompressionPlan,
     KindCodec,
+    PipelinePlan,
     Plan,
     default_plan,
 )
@@ -212,3 +213,53 @@ def test_a_plan_kept_before_codecs_had_options_is_the_plan_with_their_defaults()
 def test_a_plan_cannot_be_changed_by_whoever_holds_it() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         plan().batch = BatchPlan(samples=(64,))  # type: ignore[misc]
+
+
+def staged(**changes) -> Plan:
+    """Two stages of one rank each; `changes` of the pipeline."""
+    given = {"first_ops": (0, 4), "stage_ranks": ((0,), (1,)), "micro_batches": 4} | changes
+    return Plan(batch=BatchPlan(samples=(64, 64)), pipeline=PipelinePlan(**given))
+
+
+def test_a_plan_with_stages_may_leave_ranks_out_but_not_their_samples() -> None:
+    idle = dataclasses.replace(staged(), batch=BatchPlan(samples=(64, 64, 0)))
+    idle.validate(num_ranks=3, global_batch=64)
+    assert idle.global_batch == 64
+    wrong = dataclasses.replace(staged(), batch=BatchPlan(samples=(64, 64, 1)))
+    assert "in none and without samples" in refusal(wrong, num_ranks=3)
+
+
+def test_a_searched_order_is_part_of_the_plan() -> None:
+    order = ("F0 F1 B0 B1", "F0 B0 F1 B1")
+    searched = staged(micro_batches=2, schedule="searched", order=order)
+    searched.validate(num_ranks=2, global_batch=64)
+    assert from_data(Plan, json.loads(json.dumps(to_data(searched))), "plan") == searched
+    assert searched.fingerprint() != staged(micro_batches=2).fingerprint()
+    assert "only with it" in refusal(staged(order=order), num_ranks=2)
+    assert "only with it" in refusal(staged(schedule="searched"), num_ranks=2)
+    assert "every pass" in refusal(staged(schedule="searched", order=order), num_ranks=2)  # of 4 micro-batches
+
+
+def test_plans_with_stages_keep_the_fingerprint_that_they_had_before_orders() -> None:
+    data = to_data(staged())
+    del data["pipeline"]["order"]
+    assert from_data(Plan, data, "plan").fingerprint() == staged().fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"comm": CommPlan(transport="mpi")}, "transport 'mpi'"),
+        ({"comm": CommPlan(reducer="scheduled")}, "reducer 'scheduled'"),
+        ({"compression": CompressionPlan(codec="fp16")}, "codec 'fp16'"),
+        ({"batch": BatchPlan(samples=(64, 64), sync_norm=True)}, "sync_norm"),
+        (
+            {"pipeline": PipelinePlan(first_ops=(0,), stage_ranks=((0, 1),), micro_batches=1, tensor_parallel=2)},
+            "use 1",
+        ),
+    ],
+)
+def test_what_a_pipeline_does_not_run_with_is_refused(changed, said) -> None:
+    staged().check_runnable()
+    with pytest.raises(SpecError, match=said):
+        dataclasses.replace(staged(), **changed).check_runnable()

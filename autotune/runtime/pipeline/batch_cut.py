@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from workloads.errors import SpecError
+from workloads.split import bounds, proportional
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,3 +56,24 @@ def even_cut(num_samples: int, num_microbatches: int, num_lanes: int = 1) -> Bat
         raise SpecError(f"{num_samples} samples cannot be cut into {pieces} micro-batches: use fewer")
     counts = [num_samples // pieces + (place < num_samples % pieces) for place in range(pieces)]
     return BatchCut(samples=tuple(tuple(counts[lane::num_lanes]) for lane in range(num_lanes)))
+
+
+def for_samples(cut: BatchCut, num_samples: int) -> tuple[BatchCut, list[int]]:
+    """The cut of a batch with other samples than it was made for, such as the last of an epoch, and the rows that lie in it.
+
+    In proportion, as near as whole samples allow. A micro-batch that would be empty gets a sample that counts for nothing: every
+    pass of the schedule has something to do.
+    """
+    if num_samples == cut.total:
+        return cut, list(range(num_samples))
+    lanes = len(cut.samples)
+    pieces = [count for one in zip(*cut.samples, strict=True) for count in one]
+    counts = proportional(pieces, num_samples, bounds(len(pieces), num_samples, minimum=0))
+    rows: list[int] = []
+    for count, end in zip(counts, accumulate(counts), strict=True):
+        rows += range(end - count, end) if count else [0]
+    table = [counts[lane::lanes] for lane in range(lanes)]
+    return BatchCut(
+        samples=tuple(tuple(max(count, 1) for count in one) for one in table),
+        weights=tuple(tuple(count / num_samples for count in one) for one in table),
+    ), rows

@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -22,11 +22,12 @@ from autotune.runtime.pipeline.batch_cut import BatchCut
 from autotune.runtime.pipeline.block_pacer import BlockPacer
 from autotune.runtime.pipeline.mailbox import Mailbox
 from autotune.runtime.pipeline.parts import BACKWARD, FORWARD, ROWS, Part, Program
+from autotune.runtime.pipeline.pipeline_step import PipelineStep
 from autotune.runtime.pipeline.routes import Message, Task, make_routes
 from autotune.runtime.pipeline.shards import Peers, Sharded
 from autotune.runtime.pipeline.shared_gradients import SharedGradients
 from autotune.runtime.pipeline.weight_parts import Notes, WeightParts
-from profilers.timeline import Span, Timeline
+from profilers.timeline import Span
 from workloads.blocks import INPUT, Timetable
 from workloads.errors import SpecError
 
@@ -44,24 +45,6 @@ class _Held:
     """Of the outputs, from the input part of a split backward on."""
     notes: Notes | None = None
     """Of a split backward."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PipelineStep:
-    """One step of one rank; moments on the performance counter."""
-
-    begin_s: float
-    end_s: float
-    """Gradients are complete, also those that other ranks share."""
-    loss_share: float
-    """What this rank computed of the loss: the sum over ranks is the loss of the whole batch."""
-    spans: tuple[Span, ...] = field(repr=False)
-    late_s: float = 0.0
-    """Emulated: how far real work ran behind the device, at worst."""
-
-    def timeline(self) -> Timeline:
-        """Blocks and waits, from the beginning of the step."""
-        return Timeline.merge([Timeline(spans=self.spans).shifted(-self.begin_s)])
 
 
 class Executor:
@@ -107,6 +90,7 @@ class Executor:
         self._pacer = pacer
         self._held: dict[tuple[str, int], _Held] = {}
         self._spans: list[Span] = []
+        self._begun_s = 0.0
         self._loss = 0.0
         self.results: dict[str, list[Tensor]] = {}
         """Of parts that have no backward and no readers: what they gave in the last step, per micro-batch."""
@@ -119,13 +103,14 @@ class Executor:
         self._spans, self._loss = [], 0.0
         self.results = defaultdict(list)
         self.model.zero_grad(set_to_none=True)
-        begin_s = time.perf_counter()
+        begin_s = self._begun_s = time.perf_counter()
         if self._pacer is not None:
             self._pacer.begin()
         try:
             self._mailbox.begin(cut.samples)
             with watch():
                 self._run(batch, cut)
+            computed_s = time.perf_counter()
             self._shared.sum(self._mailbox)
             self._mailbox.finish()
         except BaseException:
@@ -134,7 +119,14 @@ class Executor:
         end_s = time.perf_counter()
         late_s = self._pacer.late_s if self._pacer is not None else 0.0
         return PipelineStep(
-            begin_s=begin_s, end_s=end_s, loss_share=self._loss, spans=tuple(self._spans), late_s=late_s
+            begin_s=begin_s,
+            data_s=begin_s,
+            computed_s=computed_s,
+            reduced_s=end_s,
+            end_s=end_s,
+            loss_share=self._loss,
+            spans=tuple(self._spans),
+            late_s=late_s,
         )
 
     @property
@@ -175,7 +167,7 @@ class Executor:
                 self._note(task, begun_s)
 
     def _note_wait(self, task: Task, ready_s: float) -> None:
-        last_s = self._spans[-1].end_s if self._spans else ready_s
+        last_s = self._spans[-1].end_s if self._spans else self._begun_s
         if ready_s > last_s:
             wait = Span(rank=self.rank, lane="host", kind="wait", op=_name(task), start_s=last_s, end_s=ready_s)
             self._spans.append(wait)

@@ -25,6 +25,7 @@ _MAX_DIMS = 8
 _NUM_MESSAGES = 1 << 17
 """Of a pair of ranks in a step: tags above are those of headers, then of what shards tell each other, then of shared gradients."""
 _HEADER, _WITHIN, _SHARED = _NUM_MESSAGES, 2 * _NUM_MESSAGES, 3 * _NUM_MESSAGES
+_SUMS = _SHARED + 1
 
 Shape = tuple[torch.dtype, tuple[int, ...]]
 
@@ -116,30 +117,32 @@ class Mailbox:
             self._wait(work, "the other shards of a block")
         return {self._group.rank(): tensor, **buffers}
 
-    def sum_over(self, flat: Tensor, ranks: tuple[int, ...], tag: int) -> Callable[[], None]:
-        """Have `flat` replaced by its sum over the ranks, in their order: the same on all, to the last bit. Wait by a call."""
+    def sum_over(self, flat: Tensor, ranks: tuple[int, ...]) -> Callable[[], None]:
+        """Have `flat` replaced by its sum over the ranks: the same on all, to the last bit. Wait by a call.
+
+        Each rank adds up a shard of its own, in the order of the ranks, and tells the others: the bytes of a ring.
+        """
         assert self._group is not None
-        group, root = self._group, min(ranks)
-        if group.rank() != root:
-            sent = group.send([flat.clone()], root, _SHARED + tag)
-            back = group.recv([flat], root, _SHARED + tag)
+        group, me = self._group, ranks.index(self._group.rank())
+        shards = flat.tensor_split(len(ranks))
+        others = [place for place in range(len(ranks)) if place != me]
+        theirs = {place: torch.empty_like(shards[me]) for place in others if shards[me].numel()}
+        receives = [(theirs[place], group.recv([theirs[place]], ranks[place], _SHARED)) for place in theirs]
+        sums = [group.recv([shards[place]], ranks[place], _SUMS) for place in others if shards[place].numel()]
+        copies = [(place, shards[place].clone()) for place in others if shards[place].numel()]
+        sends = [group.send([copied], ranks[place], _SHARED) for place, copied in copies]
 
-            def wait() -> None:
-                self._wait(sent, "shared gradients")
-                self._wait(back, "shared gradients")
-
-            return wait
-        buffers = [torch.empty_like(flat) for _ in ranks[1:]]
-        works = [group.recv([buffer], rank, _SHARED + tag) for buffer, rank in zip(buffers, ranks[1:], strict=True)]
-
-        def add() -> None:
-            for work, buffer in zip(works, buffers, strict=True):
+        def wait() -> None:
+            parts = {me: shards[me]} | theirs
+            for _, work in receives:
                 self._wait(work, "shared gradients")
-                flat.add_(buffer)
-            for work in [group.send([flat], rank, _SHARED + tag) for rank in ranks[1:]]:
+            if theirs:
+                shards[me].copy_(torch.stack([parts[place] for place in sorted(parts)]).sum(0))
+            told = [group.send([shards[me]], ranks[place], _SUMS) for place in theirs]
+            for work in (*sums, *sends, *told):
                 self._wait(work, "shared gradients")
 
-        return add
+        return wait
 
     def finish(self) -> None:
         """All that was sent has been taken in."""

@@ -1,6 +1,6 @@
 """Gradients of what several ranks hold, summed once per step: tied layers on different stages, lanes, shards by rows.
 
-Parameters with the same holders travel in one message for each dtype, to the first of them and back, so that all have the same
+Parameters with the same holders are one tensor for each dtype, of which each holder adds up a shard, so that all have the same
 sum to the last bit and stay equal for ever.
 """
 
@@ -59,7 +59,7 @@ class SharedGradients:
         for ranks, parameters in self._groups:
             gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-            waits.append((mailbox.sum_over(flat, ranks, 0), flat, parameters))
+            waits.append((mailbox.sum_over(flat, ranks), flat, parameters))
         for wait, flat, parameters in waits:
             wait()
             for parameter, values in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):

@@ -110,28 +110,33 @@ def first_modules(
     graph: OpGraph, model: nn.Module, modules: Sequence[nn.Module], first_ops: Sequence[int]
 ) -> tuple[int, ...]:
     """The same cut in modules as a plan's in ops; SpecError if it goes through a module."""
-    owner = _owners(graph, model, modules)
-    found = []
+    owner = module_of_op(graph, model, modules)
+    allowed = cut_ops(owner)
     for first in first_ops:
-        before, after = max(owner[:first], default=-1), min(owner[first:], default=len(modules))
-        if before >= after:
-            ends = [index for index in range(1, len(owner)) if max(owner[:index]) < min(owner[index:])]
-            raise SpecError(
-                f"a stage begins at op {first} ({graph.ops[first].name!r}), which is inside a module: cut at one of {ends}"
+        if first not in allowed:
+            where = (
+                f" ({graph.ops[first].name!r}), which is inside a module"
+                if first < len(owner)
+                else ", which is not there"
             )
-        found.append(after)
-    return tuple(found)
+            raise SpecError(f"a stage begins at op {first}{where}: cut at one of {allowed[1:]}")
+    return tuple(min(owner[first:]) if first else 0 for first in first_ops)
+
+
+def cut_ops(owner: Sequence[int]) -> list[int]:
+    """Where a stage may begin: the ops before it are of earlier modules than those from it on."""
+    return [0, *(index for index in range(1, len(owner)) if max(owner[:index]) < min(owner[index:]))]
 
 
 def module_ops(graph: OpGraph, model: nn.Module, modules: Sequence[nn.Module]) -> list[list[Op]]:
     """Of each module: its ops; the loss is the last one's."""
     found: list[list[Op]] = [[] for _ in modules]
-    for op, owner in zip(graph.ops, _owners(graph, model, modules), strict=True):
+    for op, owner in zip(graph.ops, module_of_op(graph, model, modules), strict=True):
         found[owner].append(op)
     return found
 
 
-def _owners(graph: OpGraph, model: nn.Module, modules: Sequence[nn.Module]) -> list[int]:
+def module_of_op(graph: OpGraph, model: nn.Module, modules: Sequence[nn.Module]) -> list[int]:
     """Per op: the module that it is in. The loss, and what the model does itself, count for the last one."""
     names = {id(module): name for name, module in model.named_modules()}
     tops = [names.get(id(module), "") for module in modules]
@@ -155,47 +160,54 @@ def names_of(module: nn.Module, names: Mapping[int, str]) -> tuple[str, ...]:
     return tuple(names[id(parameter)] for parameter in module.parameters())
 
 
-def add_chain(  # noqa: PLR0913 - a chain's place in the whole
-    assembly: Assembly,
-    workload: Workload,
-    modules: Sequence[nn.Module],
-    first: Sequence[int],
-    blocks: Sequence[StageBlocks],
-    *,
-    names: Mapping[int, str],
-    prefix: str = "s",
-    lane: int = 0,
-    source: Source | None = None,
-    loss_weight: float = 1.0,
-    num_data: int = 2,
-    whole: str = SUM,
-    ops: Sequence[Sequence[Op]] = (),
-) -> None:
-    """Stages one after another. The first reads `source`, or the batch; the last gives the loss.
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """Stages one after another: what they are made of, and their place in the whole."""
 
-    `num_data`: tensors of a batch.
-    """
-    ends = [*first, len(modules)]
-    for number, ((begin, end), block) in enumerate(zip(pairwise(ends), blocks, strict=True)):
-        module: nn.Module = nn.Sequential(*modules[begin:end])
+    modules: Sequence[nn.Module]
+    first: Sequence[int]
+    """The first module of each stage."""
+    blocks: Sequence[StageBlocks]
+    """Of each stage."""
+    names: Mapping[int, str]
+    """What parameters are called in the whole model (`parameter_names`)."""
+    prefix: str = "s"
+    """Parts are called by it and the number of their stage."""
+    lane: int = 0
+    source: Source | None = None
+    """What the first stage reads; None: the batch."""
+    loss_weight: float = 1.0
+    """What the last stage's loss counts; 0: the last stage gives no loss."""
+    num_data: int = 2
+    """Tensors of a batch."""
+    whole: str = SUM
+    ops: Sequence[Sequence[Op]] = ()
+    """Of each module, where costs are known."""
+
+
+def add_chain(assembly: Assembly, workload: Workload, chain: Chain) -> None:
+    """Stages one after another. The first reads the chain's source, or the batch; the last gives the loss."""
+    ends, source = [*chain.first, len(chain.modules)], chain.source
+    for number, ((begin, end), block) in enumerate(zip(pairwise(ends), chain.blocks, strict=True)):
+        module: nn.Module = nn.Sequential(*chain.modules[begin:end])
         data: tuple[int, ...] = () if number or source else (0,)
-        is_last = number == len(blocks) - 1
+        is_last = number == len(chain.blocks) - 1
         builder: Builder = partial(_one, module)
-        if is_last and loss_weight:
-            data += tuple(range(num_data))
+        if is_last and chain.loss_weight:
+            data += tuple(range(chain.num_data))
             builder = partial(_one, LossStage(module, workload))
         part = Part(
-            name=f"{prefix}{number}",
+            name=f"{chain.prefix}{number}",
             forward=block.forward,
             backward=block.backward,
             inputs=() if source is None else (source,),
             data=data,
-            loss_weight=loss_weight if is_last else 0.0,
-            whole=whole,
-            lane=lane,
-            parameters=names_of(module, names),
+            loss_weight=chain.loss_weight if is_last else 0.0,
+            whole=chain.whole,
+            lane=chain.lane,
+            parameters=names_of(module, chain.names),
         )
-        assembly.add(part, builder, [op for one in ops[begin:end] for op in one])
+        assembly.add(part, builder, [op for one in chain.ops[begin:end] for op in one])
         source = Source(part=part.name)
 
 

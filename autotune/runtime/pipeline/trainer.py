@@ -6,8 +6,10 @@ parameter at a time then do what they would do to the whole model.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -15,9 +17,10 @@ from torch import Tensor, nn
 
 from autotune.runtime.data import batches_of
 from autotune.runtime.memory import check_memory, static_bytes
-from autotune.runtime.pipeline.batch_cut import BatchCut, even_cut
+from autotune.runtime.pipeline.batch_cut import BatchCut, even_cut, for_samples
 from autotune.runtime.pipeline.block_pacer import BlockPacer
-from autotune.runtime.pipeline.executor import Executor, PipelineStep
+from autotune.runtime.pipeline.executor import Executor
+from autotune.runtime.pipeline.pipeline_step import PipelineStep
 from autotune.runtime.pipeline.stages import Assembly
 from autotune.runtime.trainer import Seat
 from workloads.blocks import Timetable
@@ -48,12 +51,12 @@ class PipelineTrainer:
         torch.manual_seed(seed + 1 + seat.rank)  # as in data-parallel training: dropout differs between ranks
         program = assembly.program(job.table.graph)
         modules = {name: module.to(seat.torch_device) for name, module in assembly.modules(program, seat.rank).items()}
-        pacer = None
+        self.pacer: BlockPacer | None = None
         if seat.device.flops_per_s is not None and any(assembly.ops.values()):
             num_shards = {name: len(devices) for name, devices in program.devices.items()}
-            pacer = BlockPacer(seat.device, assembly.ops, num_shards)
+            self.pacer = BlockPacer(seat.device, assembly.ops, num_shards)
         self.executor = Executor(
-            program, job.table, modules, group, timeout_s=seat.timeout_s, device=seat.torch_device, pacer=pacer
+            program, job.table, modules, group, timeout_s=seat.timeout_s, device=seat.torch_device, pacer=self.pacer
         )
         self.model = self.executor.model
         self.optimizer = job.workload.optimizer(self.model) if list(self.model.parameters()) else None
@@ -68,22 +71,19 @@ class PipelineTrainer:
 
     def step(self) -> PipelineStep:
         """Train on the next global batch."""
-        batch, cut = self._batch()
-        step = self.executor.step(batch, cut)
-        return self._update(step)
+        return self._step(nullcontext)
 
     def metered_step(self) -> PipelineStep:
         """A step that also meters memory and raises InfeasiblePlanError where the device could not hold it; not for scoring."""
-        batch, cut = self._batch()
         meter = SavedTensorMeter(self.model)
-        step = self._update(self.executor.step(batch, cut, watch=meter.watch))
+        step = self._step(meter.watch)
         held = 0
         if self.optimizer is not None:
             held = static_bytes(self.model, self.optimizer, buffer_bytes=self.executor.buffer_bytes)
         self.peak_memory_bytes = held + meter.peak_bytes
         if self.seat.torch_device.type == "cuda":
             self.peak_memory_bytes = int(torch.cuda.max_memory_allocated(self.seat.torch_device))
-        check_memory(self.peak_memory_bytes, self.seat.device, self.seat.rank, cut.total)
+        check_memory(self.peak_memory_bytes, self.seat.device, self.seat.rank, self._cut.total)
         return step
 
     def close(self) -> None:
@@ -91,11 +91,14 @@ class PipelineTrainer:
         self._batches.close()
         self.executor.close()
 
-    def _update(self, step: PipelineStep) -> PipelineStep:
+    def _step(self, watch: Callable[[], AbstractContextManager[None]]) -> PipelineStep:
+        begin_s = time.perf_counter()
+        batch, cut = self._batch()
+        step = self.executor.step(batch, cut, watch=watch)
         if self.optimizer is not None:
             self.optimizer.step()
         self.num_steps += 1
-        return step
+        return replace(step, begin_s=begin_s, end_s=time.perf_counter())
 
     def _batch(self) -> tuple[tuple[Tensor, ...], BatchCut]:
         batch, _, _ = self._batches.take(self.num_steps)
@@ -104,16 +107,19 @@ class PipelineTrainer:
                 f"a batch of {self._job.workload.name!r} is a {type(batch).__name__}: pipelines cut batches that are tuples of "
                 "tensors with a row for each sample"
             )
-        return tuple(batch), self._weighted()
+        cut, rows = for_samples(self._cut, len(batch[0]))
+        if cut is not self._cut:
+            batch = [one[rows] for one in batch]
+        return tuple(batch), cut if self._loss_weights is None else self._weighted(cut, rows, self._loss_weights)
 
-    def _weighted(self) -> BatchCut:
+    def _weighted(self, cut: BatchCut, rows: list[int], loss_weights: Tensor) -> BatchCut:
         """The cut, with what its micro-batches' losses count in this step."""
-        if self._loss_weights is None:
-            return self._cut
-        counts = self._loss_weights[self._batches.indices(self.num_steps)[0]]
-        cut = self._cut
-        weights = tuple(
-            tuple(float(counts[cut.rows(lane, number)].sum() / counts.sum()) for number in range(len(one)))
-            for lane, one in enumerate(cut.samples)
-        )
-        return BatchCut(samples=cut.samples, weights=weights)
+        counts = loss_weights[self._batches.indices(self.num_steps)[0]]
+        total, counts = counts.sum(), counts[rows]
+
+        def share(lane: int, number: int) -> float:
+            counted = not cut.weights or cut.weights[lane][number] > 0
+            return float(counts[cut.rows(lane, number)].sum() / total) if counted else 0.0
+
+        table = tuple(tuple(share(lane, number) for number in range(len(one))) for lane, one in enumerate(cut.samples))
+        return BatchCut(samples=cut.samples, weights=table)

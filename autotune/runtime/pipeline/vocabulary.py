@@ -6,7 +6,7 @@ Parts of one table hold the same rows on a device, as one tensor, so that tied g
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from torch import nn
@@ -15,6 +15,9 @@ from autotune.runtime.pipeline.parts import Part, Source
 from autotune.runtime.pipeline.shards import ClassShardedLoss, RowShardedEmbedding, own_rows, shard_of
 from autotune.runtime.pipeline.stages import Assembly, StageBlocks
 from workloads.graph import Op
+
+Layer = Callable[[nn.Parameter, int], nn.Module]
+"""Made of a device's rows and the number of the first of them."""
 
 
 @dataclass(kw_only=True)
@@ -25,27 +28,12 @@ class Vocabulary:
     weight: nn.Parameter
     _shards: dict[tuple[int, int], nn.Parameter] = field(default_factory=dict)
 
-    def add_embedding(  # noqa: PLR0913 - a part's place in the whole
-        self,
-        assembly: Assembly,
-        name: str,
-        blocks: StageBlocks,
-        *,
-        data: int = 0,
-        lane: int = 0,
-        ops: Sequence[Op] = (),
+    def add_embedding(
+        self, assembly: Assembly, name: str, blocks: StageBlocks, *, data: int = 0, ops: Sequence[Op] = ()
     ) -> Source:
         """A part that embeds the tokens in a tensor of the batch."""
-        part = Part(
-            name=name,
-            forward=blocks.forward,
-            backward=blocks.backward,
-            data=(data,),
-            lane=lane,
-            parameters=(self.name,),
-            has_own_rows=True,
-        )
-        assembly.add(part, partial(self._build, RowShardedEmbedding), ops)
+        part = Part(name=name, forward=blocks.forward, backward=blocks.backward, data=(data,))
+        self._add(assembly, part, RowShardedEmbedding, ops)
         return Source(part=name)
 
     def add_loss(  # noqa: PLR0913 - a part's place in the whole
@@ -56,25 +44,18 @@ class Vocabulary:
         source: Source,
         *,
         data: int = 1,
-        lane: int = 0,
         loss_weight: float = 1.0,
         ops: Sequence[Op] = (),
     ) -> None:
         """A part that turns what it reads into logits and compares them with the targets in a tensor of the batch."""
-        part = Part(
-            name=name,
-            forward=blocks.forward,
-            backward=blocks.backward,
-            inputs=(source,),
-            data=(data,),
-            loss_weight=loss_weight,
-            lane=lane,
-            parameters=(self.name,),
-            has_own_rows=True,
-        )
-        assembly.add(part, partial(self._build, ClassShardedLoss), ops)
+        part = Part(name=name, forward=blocks.forward, backward=blocks.backward, data=(data,))
+        self._add(assembly, replace(part, inputs=(source,), loss_weight=loss_weight), ClassShardedLoss, ops)
 
-    def _build(self, layer: Callable[[nn.Parameter, int], nn.Module], shard: int, num_shards: int) -> nn.Module:
+    def _add(self, assembly: Assembly, part: Part, layer: Layer, ops: Sequence[Op]) -> None:
+        part = replace(part, parameters=(self.name,), has_own_rows=True)
+        assembly.add(part, partial(self._build, layer), ops)
+
+    def _build(self, layer: Layer, shard: int, num_shards: int) -> nn.Module:
         key = shard, num_shards
         if key not in self._shards:
             self._shards[key] = shard_of(self.weight, shard, num_shards)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from autotune.schedule.check import replay
-from autotune.schedule.cut import best_cut, chain_cut, estimate_s, judge
+from autotune.schedule.cut import best_cut, chain_cut, cuts, estimate_s, judge, ordered_cut
 from autotune.schedule.search import search
-from autotune.schedule.stage_costs import Cut, StageCosts, cut_blocks, stage_costs
+from autotune.schedule.stage_costs import Cut, StageCosts, at_cuts, cut_blocks, stage_costs
 from autotune.simulate.cost_model import cost_model
 from tests.autotune.simulate.test_closed_forms import make_cluster, make_graph
 from workloads.errors import InfeasiblePlanError
@@ -65,6 +65,52 @@ def test_the_cut_is_the_best_of_all(seed, count):
     else:
         assert fits(costs, found)
         assert estimate_s(costs, found, count) == pytest.approx(least)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_number_of_stages_can_be_asked_for(seed):
+    costs = random_costs(seed)
+    for size in (1, 2, 3):
+        sized = [cut for cut in every_cut(costs) if len(cut.devices) == size and fits(costs, cut)]
+        found = chain_cut(costs, 4, size)
+        if not sized:
+            assert found is None
+            continue
+        assert len(found.devices) == size
+        assert estimate_s(costs, found, 4) == pytest.approx(min(estimate_s(costs, cut, 4) for cut in sized))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_devices_in_a_given_order_are_cut_for_exactly(seed):
+    costs = random_costs(seed)
+    for order in itertools.permutations(range(3), 2):
+        possible = [cut for cut in every_cut(costs) if cut.devices == order and fits(costs, cut)]
+        found = ordered_cut(costs, 8, order)
+        if not possible:
+            assert found is None
+            continue
+        assert found.devices == order
+        assert estimate_s(costs, found, 8) == pytest.approx(min(estimate_s(costs, cut, 8) for cut in possible))
+
+
+def test_many_unlike_devices_are_cut_for_in_some_orders():
+    costs = dataclasses.replace(random_costs(5, num_devices=14, num_ops=20), memory_bytes=(99.0,) * 14)
+    found = cuts(costs, 16, 12)
+    assert found
+    assert all(len(set(cut.devices)) == len(cut.first_ops) == 12 for cut in found)
+    assert best_cut(lambda count: costs, (16,), max_moves=5, num_stages=12).makespan_s > 0
+
+
+def test_ops_between_cuts_are_one():
+    costs = random_costs(2)
+    merged = at_cuts(costs, (0, 2, 5))
+    assert merged.num_ops == 3
+    assert merged.forward_s[1] == pytest.approx(
+        [costs.forward_s[1, :2].sum(), costs.forward_s[1, 2:5].sum(), costs.forward_s[1, 5]]
+    )
+    assert list(merged.boundary_bytes) == [costs.boundary_bytes[op] for op in (0, 2, 5)]
+    whole = estimate_s(costs, Cut(first_ops=(0, 2), devices=(0, 1)), 4)
+    assert estimate_s(merged, Cut(first_ops=(0, 1), devices=(0, 1)), 4) == pytest.approx(whole)
 
 
 def test_the_search_of_cuts_is_no_worse_than_the_exact_cut():

@@ -26,6 +26,7 @@ from results.record import WorkloadInfo
 from workloads.cluster import Cluster, Device, Host, Link, load_cluster
 from workloads.graph import Edge, Op, OpGraph, Parameter
 from workloads.plan import BatchPlan, CommPlan, CompressionPlan, PipelinePlan, Plan
+from workloads.stage_order import as_text
 
 MB = 10**6
 
@@ -331,6 +332,56 @@ def test_replicas_of_a_stage_share_the_batch_and_add_up():
     simulator = make_simulator(make_graph(1), make_cluster([10 * MB] * 2), 2)
     pipeline = PipelinePlan(first_ops=(0,), stage_ranks=((0, 1),), micro_batches=1)
     assert simulator.step_s(Plan(batch=BatchPlan(samples=(1, 1)), pipeline=pipeline)) == exact(3 + 1)
+
+
+@pytest.mark.parametrize(("stages", "parts"), [(2, 4), (4, 8), (3, 12)])
+def test_zero_bubble_leaves_what_its_paper_says(stages, parts):
+    """Forward, input and weight parts of 1 s each: H1 idles (p - 1)·(F + B - W) = p - 1 seconds on its first stage, 1F1B thrice that."""
+    simulator = make_simulator(make_graph(stages, output=0.0), make_cluster([1e18] * stages), parts)
+    step_s = simulator.step_s(pipeline_plan(stages, parts, "zero-bubble", batch=parts))
+    assert step_s == exact(3 * parts + stages - 1)
+    assert step_s < simulator.step_s(pipeline_plan(stages, parts, "1f1b", batch=parts))
+
+
+def test_a_written_order_is_followed():
+    simulator = make_simulator(make_graph(3, saved=7.0), make_cluster([10 * MB] * 3), 6)
+    for schedule in ("gpipe", "1f1b", "zero-bubble"):
+        classic = pipeline_plan(3, 6, schedule, batch=6)
+        order = tuple(map(as_text, classic.pipeline.passes()))
+        written = replace(classic, pipeline=replace(classic.pipeline, schedule="searched", order=order))
+        assert simulator.step_s(written) == exact(simulator.step_s(classic))
+        peaks = [simulator.simulate(plan).run.peak_bytes for plan in (written, classic)]
+        assert list(peaks[0]) == list(peaks[1])
+
+
+def tied(graph):
+    """The last op has the first one's parameter as its own."""
+    last = graph.ops[-1]
+    shared = replace(graph.parameters[0], also=(last.name,))
+    ops = (*graph.ops[:-1], replace(last, param_bytes=0))
+    return replace(graph, ops=ops, parameters=(shared, *graph.parameters[1:-1]))
+
+
+def test_tied_layers_on_two_stages_are_held_twice_and_summed():
+    """10 MB each way at 10 MB/s at the end of the step; both stages hold them, and a copy to be summed."""
+    graph = tied(make_graph(2, output=0.0))
+    simulator = make_simulator(replace(graph, held_bytes=2 * 10 * MB), make_cluster([10 * MB] * 2), 1)
+    plan = pipeline_plan(2, 1, "gpipe", batch=1)
+    assert simulator.step_s(plan) == exact(2 * 3 + 1)
+    assert list(simulator.peak_memory_bytes(plan, simulator.simulate(plan))) == exact([30 * MB, 30 * MB])
+
+
+def test_a_simulated_pipeline_is_a_timetable():
+    simulator = make_simulator(make_graph(2, output=10.0 * MB), make_cluster([10 * MB] * 2), 2)
+    plan = pipeline_plan(2, 2, "zero-bubble", batch=2)
+    table = simulator.stage_table(plan)
+    first = [(slot.block, slot.microbatch, slot.start_s) for slot in table.order[0]]
+    assert first[:3] == [("f0", 0, exact(0)), ("f0", 1, exact(1)), ("b0.input", 0, exact(5))]
+    named = [span.op for span in simulator.timeline(plan).spans if span.lane == "compute" and span.rank == 0]
+    assert named[:3] == ["f0 micro-batch 0", "f0 micro-batch 1", "b0.input micro-batch 0"]
+    assert {block.name for block in table.graph.blocks} == {
+        f"{name}{stage}{part}" for stage in (0, 1) for name, part in (("f", ""), ("b", ".input"), ("b", ".weight"))
+    }
 
 
 def test_tensor_parallel_halves_the_work():

@@ -1,231 +1,155 @@
 """Run by mpirun on paced ranks: schedules of a GPT whose vocabulary is on all devices, searched, 1F1B and GPipe; --json FILE.
 
-The M shape with an output layer: blocks on all devices at both ends of the chain and where it turns. 1F1B and GPipe are
-the chain's, with those blocks where their micro-batch meets them. All are run in turn within one job, and each measured step is laid beside
-the makespan that the same costs predict.
+All are run in turn within one job, in an order that is drawn anew for each round. Each measured step is laid beside the makespan, and
+each rank's metered memory beside the bytes, that the same costs predict. What comes of it is written after every round.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass, replace
+import random
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
-from torch import nn
+from pipeline_model import Setting, assemble, costs_of, tables_of, workload_of
 
 from autotune.runtime.control import Control, start_control
 from autotune.runtime.groups import Groups
-from autotune.runtime.pipeline.block_costs import priced
-from autotune.runtime.pipeline.parts import Source
-from autotune.runtime.pipeline.stages import (
-    Assembly,
-    StageBlocks,
-    add_chain,
-    chain_blocks,
-    even_stages,
-    parameter_names,
-)
 from autotune.runtime.pipeline.trainer import PipelineJob, PipelineTrainer
-from autotune.runtime.pipeline.vocabulary import Vocabulary
 from autotune.runtime.trainer import Seat
-from autotune.schedule.classic import classic_orders, find_chain
-from autotune.schedule.search import search
-from autotune.schedule.shapes import m_shape, v_shape
-from autotune.schedule.timing import Order, order_by, timetable
-from autotune.simulate.collectives import hop_latency_s
+from autotune.schedule.check import replay
+from autotune.schedule.timing import timetable
 from results.environment import describe_environment
-from workloads.blocks import Block, BlockGraph, Timetable
-from workloads.capture import LOSS, MODEL, capture
-from workloads.cluster import Cluster, load_cluster
-from workloads.graph import Op, OpGraph
-from workloads.models.base import SupervisedWorkload
-from workloads.models.gpt import GptSize, Positions, adamw, gpt, synthetic_text
+from results.stats import speedup
+from workloads.blocks import Timetable
+from workloads.cluster import load_cluster
 
-SIZE = GptSize(vocabulary=4096, num_tokens=16, width=64, num_heads=4, num_blocks=7)
-TABLE = "0.token.weight"
+STATE_COPIES = 4
+"""Parameters, gradients and AdamW's two moments."""
+BARS = {"off": 0.10, "memory": 0.10, "faster": 1.3}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What all schedules have in common."""
+@dataclass(kw_only=True)
+class Run:
+    """One schedule on this rank, and what all ranks measured of it."""
 
-    workload: SupervisedWorkload
-    costs: OpGraph
-    cluster: Cluster
-    num_microbatches: int
+    name: str
+    table: Timetable
+    trainer: PipelineTrainer
+    rounds_s: list[float] = field(default_factory=list)
+    late_s: float = 0.0
+    metered_bytes: list[int] = field(default_factory=list)
+    predicted_bytes: list[float] = field(default_factory=list)
 
-    @property
-    def num(self) -> int:
-        return len(self.cluster.devices)
-
-
-def workload_of(global_batch: int) -> SupervisedWorkload:
-    tokens = {"vocabulary": SIZE.vocabulary, "num_tokens": SIZE.num_tokens, "num_samples": 4 * global_batch}
-    return SupervisedWorkload(
-        name="gpt, large vocabulary",
-        global_batch=global_batch,
-        build_model=partial(gpt, SIZE),
-        build_dataset=partial(synthetic_text, **tokens),
-        build_optimizer=partial(adamw, lr=1e-3),
-    )
-
-
-def costs_of(workload: SupervisedWorkload) -> OpGraph:
-    torch.manual_seed(0)
-    model, tensors = workload.model(), workload.dataset().tensors
-    return capture(model, lambda n: workload.loss(model, tuple(one[:n] for one in tensors)))
+    def row(self) -> dict[str, Any]:
+        measured_s = median(self.rounds_s)
+        return {
+            "schedule": self.name,
+            "predicted_s": self.table.makespan_s,
+            "measured_s": measured_s,
+            "off": measured_s / self.table.makespan_s - 1,
+            "rounds_s": self.rounds_s,
+            "late_s": self.late_s,
+            "predicted_bytes": self.predicted_bytes,
+            "metered_bytes": self.metered_bytes,
+        }
 
 
-def shape(num: int) -> BlockGraph:
-    """M, and the output layer where the chain turns, forward and backward in one block."""
-    graph, turn = m_shape(num), num - 1
-    output = Block(name="output", devices=tuple(range(num)), seconds=1.0, after=(f"f{turn}",))
-    blocks = [replace(block, after=("output",)) if block.name == f"b{turn}" else block for block in graph.blocks]
-    return replace(graph, blocks=(*blocks, output))
-
-
-def assemble(setting: Setting, model: nn.Sequential) -> Assembly:
-    """The tokens' table on all devices, tied; everything else in stages."""
-    ops = {op.name: op for op in setting.costs.ops}
-    head = str(len(model) - 1)
-    assembly, num, names = Assembly(), setting.num, parameter_names(model)
-    table = Vocabulary(name=TABLE, weight=model.get_parameter(TABLE))
-    ends, turn = StageBlocks(forward="first", backward="last"), StageBlocks(forward="output", backward="output")
-    source = table.add_embedding(assembly, "embed", ends, ops=[ops["0.token"]])
-    modules = [Positions(model[0]), *model[1:-1]]
-    per_module = [[op for op in ops.values() if _is_in(op, index)] for index in range(len(modules))]
-    add_chain(
-        assembly,
-        setting.workload,
-        modules,
-        even_stages(len(modules), num),
-        chain_blocks(num),
-        names=names,
-        source=source,
-        loss_weight=0,
-        ops=per_module,
-    )
-    output_ops = [op for name, op in ops.items() if name in (head, LOSS, MODEL)]
-    table.add_loss(assembly, "output", turn, Source(part=f"s{num - 1}"), ops=output_ops)
-    return assembly
-
-
-def _is_in(op: Op, module: int) -> bool:
-    return op.name.split(".")[0] == str(module) and op.name != "0.token"
-
-
-def links(setting: Setting) -> tuple[tuple[float, ...], ...]:
-    """What a stream of one micro-batch takes from device to device."""
-    cluster, num = setting.cluster, setting.num
-    samples = setting.workload.global_batch / setting.num_microbatches
-    num_bytes = samples * SIZE.num_tokens * SIZE.width * 4
-
-    def seconds(a: int, b: int) -> float:
-        ends = cluster.hosts[cluster.host_of_rank[a]].link, cluster.hosts[cluster.host_of_rank[b]].link
-        if a == b or None in ends:
-            return 0.0
-        up, down = ends
-        assert up is not None
-        assert down is not None
-        return hop_latency_s(cluster, a, b) + num_bytes / min(up.up_bytes_per_s, down.down_bytes_per_s)
-
-    return tuple(tuple(seconds(a, b) for b in range(num)) for a in range(num))
-
-
-def tables_of(setting: Setting, time_s: float) -> dict[str, Timetable]:
-    """The schedules that are compared."""
-    torch.manual_seed(0)
-    assembly = assemble(setting, setting.workload.model())
-    samples = setting.workload.global_batch / setting.num_microbatches
-    devices = setting.cluster.devices
-    graph = priced(assembly.program(shape(setting.num)), assembly.ops, devices, samples, link_s=links(setting))
-    found = {"searched": search(graph, setting.num_microbatches, time_s=time_s).table}
-    for name in ("1f1b", "gpipe"):
-        table = timetable(graph, setting.num_microbatches, around_chain(graph, name, setting.num_microbatches))
-        assert table is not None
-        found[name] = table
-    return found
-
-
-def around_chain(graph: BlockGraph, name: str, num_microbatches: int) -> Order:
-    """A chain's classic order, the blocks on all devices put where their micro-batch meets them."""
-    num = graph.num_devices
-    seconds = {block.name: block.seconds for block in graph.blocks}
-    chain = v_shape(num)
-    priced_chain = replace(
-        chain,
-        blocks=tuple(replace(block, seconds=seconds[block.name]) for block in chain.blocks),
-        memory=(float(num_microbatches),) * num,
-        link_s=graph.link_s,
-    )
-    line = find_chain(priced_chain)
-    assert line is not None
-    orders = dict(classic_orders(priced_chain, line, num_microbatches))
-    table = timetable(priced_chain, num_microbatches, orders[name])
-    assert table is not None
-    starts = {(slot.block, slot.microbatch): slot.start_s for slot in table.slots()}
-    before = {"first": ("f0", 0.0, -1), "output": (f"f{num - 1}", 1.0, 0), "last": ("b0", 1.0, 0)}
-
-    def when(block: int, microbatch: int) -> float:
-        own = graph.blocks[block].name
-        near, share, early = before.get(own, (own, 0.0, 0))
-        return starts[near, microbatch] + share * seconds[near] + early * 1e-9
-
-    return order_by(graph, num_microbatches, when)
-
-
-def measure(control: Control, groups: Groups, setting: Setting, time_s: float, rounds: int) -> list[dict[str, Any]]:
-    found = tables_of(setting, time_s)
-    order = [[(slot.block, slot.microbatch) for slot in one] for one in found["searched"].order]
-    agreed = control.broadcast(order)  # two searches under a time limit may find two orders
-    graph = found["searched"].graph
-    steps = [[(graph.index[block], microbatch) for block, microbatch in one] for one in agreed]
+def agreed_tables(control: Control, setting: Setting, time_s: float) -> dict[str, Timetable]:
+    """Rank 0's searched order on all ranks: two searches under a time limit may find two."""
+    found = tables_of(setting, time_s if control.is_leader else 0.01)
+    mine = found["searched"]
+    graph = control.broadcast(mine.graph if control.is_leader else None)
+    order = control.broadcast([[(s.block, s.microbatch) for s in one] for one in mine.order])
+    steps = [[(graph.index[block], microbatch) for block, microbatch in one] for one in order]
     searched = timetable(graph, setting.num_microbatches, steps)
     assert searched is not None
-    tables = found | {"searched": searched}
-    times: dict[str, list[float]] = {name: [] for name in tables}
-    late_s = 0.0
-    device = setting.cluster.devices[control.rank]
-    for turn in range(rounds + 1):  # the first is not counted
-        for name, table in tables.items():
-            with groups.open("gloo", timeout_s=60) as group:
-                job = PipelineJob(workload=setting.workload, assemble=partial(assemble, setting), table=table)
-                seat = Seat(rank=control.rank, device=device, torch_device=torch.device("cpu"), timeout_s=60)
-                trainer = PipelineTrainer(job, group, seat, seed=0)
-                trainer.step()  # tells shapes
-                group.barrier().wait()
-                step = trainer.step()
-                trainer.close()
-                del group, trainer
-            if turn:
-                times[name].append(max(control.share(step.end_s - step.begin_s)))
-                late_s = max(late_s, *control.share(step.late_s))
+    return found | {"searched": searched}
+
+
+def held_bytes(trainer: PipelineTrainer, setting: Setting, rank: int) -> float:
+    """What a rank holds between steps by the costs alone: its parts' parameters (a table that two parts share once), four times."""
+    program = trainer.executor.program
+    torch.manual_seed(0)
+    ops = assemble(setting, setting.workload.model()).ops
+    own = [part for part in program.parts if rank in program.devices[part.name]]
+    return STATE_COPIES * sum(
+        sum(op.param_bytes for op in ops[part.name]) / len(program.devices[part.name]) for part in own
+    )
+
+
+def start(
+    control: Control, groups: Groups, setting: Setting, tables: dict[str, Timetable], stack: ExitStack
+) -> list[Run]:
+    """A trainer for each schedule; the first step tells shapes, the second meters memory."""
+    runs = []
+    for name, table in tables.items():
+        group = stack.enter_context(groups.open("gloo", timeout_s=60))
+        job = PipelineJob(workload=setting.workload, assemble=partial(assemble, setting), table=table)
+        device = setting.cluster.devices[control.rank]
+        seat = Seat(rank=control.rank, device=device, torch_device=torch.device("cpu"), timeout_s=60)
+        run = Run(name=name, table=table, trainer=PipelineTrainer(job, group, seat, seed=0))
+        del group
+        run.trainer.step()
+        run.trainer.metered_step()
+        activations = replay(table).peak_memory[control.rank]
+        predicted = held_bytes(run.trainer, setting, control.rank) + activations
+        run.predicted_bytes = control.share(predicted)
+        run.metered_bytes = control.share(run.trainer.peak_memory_bytes)
+        runs.append(run)
+    return runs
+
+
+def measure(control: Control, runs: list[Run], number: int, steps: int) -> None:
+    """One round: every schedule in turn, a step that is not scored, then those that are."""
+    for run in random.Random(number).sample(runs, len(runs)):
+        taken = []
+        for step in range(steps + 1):
+            control.share(None)
+            done = run.trainer.step()
+            # Up to the last gradient: the optimizer is no part of a schedule.
+            seconds, late_s = done.reduced_s - done.data_s, done.late_s
+            if step:
+                taken.append(max(control.share(seconds)))
+                run.late_s = max(run.late_s, *control.share(late_s))
             else:
-                control.share(None)
-    return [
-        {
-            "schedule": name,
-            "predicted_s": table.makespan_s,
-            "measured_s": median(times[name]),
-            "measured": times[name],
-            "late_s": late_s,
-        }
-        for name, table in tables.items()
-    ]
+                control.share(seconds)
+        run.rounds_s.append(fmean(taken))
+
+
+def verdicts(rows: list[dict[str, Any]]) -> list[tuple[str, bool]]:
+    """What must be shown, and whether it was."""
+    found = []
+    for row in rows:
+        off, name = row["off"], row["schedule"]
+        said = f"{name}: measured {1e3 * row['measured_s']:.1f} ms, simulated {1e3 * row['predicted_s']:.1f} ms ({off:+.1%})"
+        found.append((said, abs(off) <= BARS["off"]))
+        worst = max(
+            abs(metered / predicted - 1)
+            for metered, predicted in zip(row["metered_bytes"], row["predicted_bytes"], strict=True)
+        )
+        found.append((f"{name}: metered memory off by {worst:.1%} at most", worst <= BARS["memory"]))
+    by_name = {row["schedule"]: row for row in rows}
+    ratio = speedup(by_name["1f1b"]["rounds_s"], by_name["searched"]["rounds_s"])
+    predicted = by_name["1f1b"]["predicted_s"] / by_name["searched"]["predicted_s"]
+    said = f"searched is {ratio.value:.3f}x 1F1B ({ratio.low:.3f}-{ratio.high:.3f}), predicted {predicted:.3f}x"
+    return [*found, (said, ratio.low >= BARS["faster"])]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cluster", default="uniform4")
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--micro-batches", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--search-s", type=float, default=10.0)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--micro-batches", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--search-s", type=float, default=20.0)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -235,12 +159,20 @@ def main() -> None:
     setting = Setting(
         workload=workload, costs=costs_of(workload), cluster=cluster, num_microbatches=given.micro_batches
     )
-    rows = measure(control, Groups(control, cluster), setting, given.search_s, given.rounds)
+    tables = agreed_tables(control, setting, given.search_s)
+    said = {"cluster": cluster.name, "label": cluster.label, "environment": describe_environment()}
+    with ExitStack() as stack:
+        runs = start(control, Groups(control, cluster), setting, tables, stack)
+        for number in range(given.rounds):
+            measure(control, runs, number, given.steps)
+            if control.is_leader and given.json is not None:
+                kept = said | {"micro_batches": given.micro_batches, "rows": [run.row() for run in runs]}
+                given.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        for run in runs:
+            run.trainer.close()
     if control.is_leader:
-        said = {"cluster": cluster.name, "label": cluster.label, "environment": describe_environment(), "rows": rows}
-        print(json.dumps(rows, indent=1))
-        if given.json is not None:
-            given.json.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+        for text, met in verdicts([run.row() for run in runs]):
+            print(f"{'met   ' if met else 'MISSED'} {text}", flush=True)
     control.share(None)
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from autotune.runtime.pipeline.parts import Part, Source
 from autotune.runtime.pipeline.shards import ClassShardedLoss, own_rows, shard_of
-from autotune.runtime.pipeline.stages import Assembly, StageBlocks, add_chain, even_stages, parameter_names
+from autotune.runtime.pipeline.stages import Assembly, Chain, StageBlocks, add_chain, even_stages, parameter_names
 from autotune.runtime.pipeline.vocabulary import Vocabulary
 from autotune.schedule.shapes import k_shape
 from tests.autotune.runtime.pipeline.placements import Placed
@@ -99,14 +99,16 @@ def k_placed(num: int) -> Placed:
             add_chain(
                 assembly,
                 Branch(target),
-                list(branch),
-                even_stages(4, len(devices)),
-                _blocks(devices),
-                names=names,
-                prefix=f"branch{target}.",
-                source=source,
-                loss_weight=weight,
-                num_data=3,
+                Chain(
+                    modules=list(branch),
+                    first=even_stages(4, len(devices)),
+                    blocks=_blocks(devices),
+                    names=names,
+                    prefix=f"branch{target}.",
+                    source=source,
+                    loss_weight=weight,
+                    num_data=3,
+                ),
             )
         return assembly
 

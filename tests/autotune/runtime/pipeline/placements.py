@@ -16,6 +16,7 @@ from autotune.runtime.pipeline.executor import Executor, PipelineStep
 from autotune.runtime.pipeline.parts import ROWS, Source
 from autotune.runtime.pipeline.stages import (
     Assembly,
+    Chain,
     StageBlocks,
     add_chain,
     chain_blocks,
@@ -45,7 +46,11 @@ def v_placed(workload: Workload, num: int) -> Placed:
     def assemble(model: nn.Module) -> Assembly:
         assembly, modules = Assembly(), stage_modules(workload, model)
         first = even_stages(len(modules), num)
-        add_chain(assembly, workload, modules, first, chain_blocks(num), names=parameter_names(model))
+        add_chain(
+            assembly,
+            workload,
+            Chain(modules=modules, first=first, blocks=chain_blocks(num), names=parameter_names(model)),
+        )
         return assembly
 
     return Placed(graph=v_shape(num), assemble=assemble)
@@ -58,8 +63,8 @@ def x_placed(workload: Workload, num: int) -> Placed:
         assembly, modules, names = Assembly(), stage_modules(workload, model), parameter_names(model)
         first = even_stages(len(modules), num)
         back = [StageBlocks(forward=f"rf{num - 1 - stage}", backward=f"rb{num - 1 - stage}") for stage in range(num)]
-        add_chain(assembly, workload, modules, first, chain_blocks(num), names=names)
-        add_chain(assembly, workload, modules, first, back, names=names, lane=1, prefix="r")
+        add_chain(assembly, workload, Chain(modules=modules, first=first, blocks=chain_blocks(num), names=names))
+        add_chain(assembly, workload, Chain(modules=modules, first=first, blocks=back, names=names, lane=1, prefix="r"))
         return assembly
 
     return Placed(graph=x_shape(num), assemble=assemble, num_lanes=2)
@@ -71,9 +76,19 @@ def m_rows(workload: Workload, num: int) -> Placed:
     def assemble(model: nn.Module) -> Assembly:
         assembly, modules, names = Assembly(), stage_modules(workload, model), parameter_names(model)
         shared = [StageBlocks(forward="first", backward="last")]
-        add_chain(assembly, workload, modules[:1], [0], shared, names=names, prefix="all", whole=ROWS, loss_weight=0)
+        add_chain(
+            assembly,
+            workload,
+            Chain(modules=modules[:1], first=[0], blocks=shared, names=names, prefix="all", whole=ROWS, loss_weight=0),
+        )
         rest, source = modules[1:], Source(part="all0")
-        add_chain(assembly, workload, rest, even_stages(len(rest), num), chain_blocks(num), names=names, source=source)
+        add_chain(
+            assembly,
+            workload,
+            Chain(
+                modules=rest, first=even_stages(len(rest), num), blocks=chain_blocks(num), names=names, source=source
+            ),
+        )
         return assembly
 
     return Placed(graph=m_shape(num), assemble=assemble)
@@ -95,19 +110,25 @@ def nn_rows(workload: Workload, num: int) -> Placed:
             add_chain(
                 assembly,
                 workload,
-                some,
-                first,
-                stages,
-                names=names,
-                prefix=prefix,
-                source=source,
-                whole=whole,
-                loss_weight=0,
+                Chain(
+                    modules=some,
+                    first=first,
+                    blocks=stages,
+                    names=names,
+                    prefix=prefix,
+                    source=source,
+                    whole=whole,
+                    loss_weight=0,
+                ),
             )
             source = Source(part=assembly.parts[-1].name)
         last = modules[5:]
         first = even_stages(len(last), num - half)
-        add_chain(assembly, workload, last, first, blocks[half:], names=names, prefix="t", source=source)
+        add_chain(
+            assembly,
+            workload,
+            Chain(modules=last, first=first, blocks=blocks[half:], names=names, prefix="t", source=source),
+        )
         return assembly
 
     return Placed(graph=nn_shape(num), assemble=assemble)
@@ -133,7 +154,11 @@ def m_vocabulary(workload: Workload, num: int) -> Placed:
         source = table.add_embedding(assembly, "embed", StageBlocks(forward="first", backward="last"))
         modules = [Positions(model[0]), *model[1:]]
         first = even_stages(len(modules), num)
-        add_chain(assembly, workload, modules, first, chain_blocks(num), names=names, source=source)
+        add_chain(
+            assembly,
+            workload,
+            Chain(modules=modules, first=first, blocks=chain_blocks(num), names=names, source=source),
+        )
         return assembly
 
     return Placed(graph=m_shape(num), assemble=assemble)
@@ -153,7 +178,11 @@ def m_output(workload: Workload, num: int) -> Placed:
         source = table.add_embedding(assembly, "embed", StageBlocks(forward="first", backward="last"))
         modules = [Positions(model[0]), *model[1:-1]]
         first = even_stages(len(modules), num)
-        add_chain(assembly, workload, modules, first, chain_blocks(num), names=names, source=source, loss_weight=0)
+        add_chain(
+            assembly,
+            workload,
+            Chain(modules=modules, first=first, blocks=chain_blocks(num), names=names, source=source, loss_weight=0),
+        )
         both = StageBlocks(forward="output", backward="output")
         table.add_loss(assembly, "output", both, Source(part=f"s{num - 1}"))
         return assembly
@@ -183,12 +212,20 @@ def nn_vocabulary(workload: Workload, num: int) -> Placed:
         source = table.add_embedding(assembly, "embed", StageBlocks(forward="first", backward="last"))
         early, late, blocks = [Positions(model[0]), model[1]], list(model[2:]), chain_blocks(num)
         first = even_stages(len(early), half)
-        add_chain(assembly, workload, early, first, blocks[:half], names=names, source=source, loss_weight=0)
+        add_chain(
+            assembly,
+            workload,
+            Chain(modules=early, first=first, blocks=blocks[:half], names=names, source=source, loss_weight=0),
+        )
         source = Source(part=assembly.parts[-1].name)
         middle = StageBlocks(forward="middle", backward="back")
         table.add_loss(assembly, "early", middle, source, loss_weight=AUXILIARY)
         first = even_stages(len(late), num - half)
-        add_chain(assembly, workload, late, first, blocks[half:], names=names, prefix="t", source=source)
+        add_chain(
+            assembly,
+            workload,
+            Chain(modules=late, first=first, blocks=blocks[half:], names=names, prefix="t", source=source),
+        )
         return assembly
 
     return Placed(graph=nn_shape(num), assemble=assemble)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.runtime.pipeline.batch_cut import BatchCut
@@ -25,7 +27,11 @@ def test_lanes_end_where_any_share_ends():
     assert lanes_of(pipeline, (12, 4, 6, 10)) == [(3, (0, 2)), (3, (0, 3)), (2, (1, 3))]
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+SEARCHED = ("F0 F1 B1 B0", "F1 F0 I1 I0 W0 W1")
+"""No classic order, and one that splits the backward of one stage only."""
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero-bubble", "searched"])
 @pytest.mark.parametrize("name", ["gpt", "resnet"])
 @pytest.mark.parametrize(
     ("ranks", "samples"), [(((0, 1), (2,)), (12, 4, 16)), (((0, 1), (2, 3)), (12, 4, 6, 10)), (((1,), (0,)), (16, 16))]
@@ -36,6 +42,8 @@ def test_uneven_replicas_are_exact(name, ranks, samples, schedule):
     names = [op.name for op in graph.ops]
     first = names.index("2") + 1 if name == "gpt" else names.index("3") + 1
     pipeline = PipelinePlan(first_ops=(0, first), stage_ranks=ranks, micro_batches=2, schedule=schedule)
+    if schedule == "searched":
+        pipeline = replace(pipeline, order=SEARCHED)
     job = plan_job(workload, Plan(batch=BatchPlan(samples=samples), pipeline=pipeline), graph)
     model, batch, cut = seeded(workload), batch_of(workload, 16), BatchCut(samples=job.samples)
     expected, total = reference(model, workload.loss, batch, cut)
@@ -49,6 +57,10 @@ def test_plans_that_cannot_run_are_refused():
     workload = gpt.workload(size="tiny", global_batch=16)
     with pytest.raises(SpecError, match="no pipeline stages"):
         plan_job(workload, default_plan((16,)), costs(workload))
+    synced = resnet.workload(size="tiny", norm="sync", global_batch=16)
+    stages = PipelinePlan(first_ops=(0,), stage_ranks=((0,),), micro_batches=2)
+    with pytest.raises(SpecError, match="over micro-batches"):
+        plan_job(synced, Plan(batch=BatchPlan(samples=(16,)), pipeline=stages), costs(synced))
     pipeline = PipelinePlan(first_ops=(0,), stage_ranks=((0, 1),), micro_batches=2, tensor_parallel=2)
     with pytest.raises(SpecError, match="tensor_parallel is 2"):
         plan_job(workload, Plan(batch=BatchPlan(samples=(16, 16)), pipeline=pipeline), costs(workload))

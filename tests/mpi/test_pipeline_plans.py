@@ -1,0 +1,143 @@
+"""Plans with pipeline stages as jobs: trained from a file, found by a sweep, ended on all ranks when one fails."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.job import Job
+from autotune.predict import Predictor, make_predictors
+from autotune.question import Question
+from results.record import BestPlan
+from results.store import write_json
+from tests.mpi.launch import autotune
+from workloads.plan import BatchPlan, PipelinePlan, Plan
+
+PROGRAMS = Path(__file__).parent / "programs"
+SLOW_LINKS = """
+emulation = "paced"
+[device.one]
+flops = "2 GFLOP/s"
+memory_bandwidth = "2 GB/s"
+[[host]]
+name = "a"
+devices = ["one"]
+uplink = "10 Mbit/s"
+downlink = "10 Mbit/s"
+[[host]]
+name = "b"
+devices = ["one"]
+uplink = "10 Mbit/s"
+downlink = "10 Mbit/s"
+"""
+
+
+def predictor_of(workload: str, cluster: str, num_ranks: int, tmp_path: Path) -> Predictor:
+    job = Job(workload=workload, clusters=(cluster,), results=tmp_path)
+    return make_predictors(Question(job=job, num_ranks=num_ranks))[0]
+
+
+def write_plan(predictor: Predictor, plan: Plan, path: Path) -> None:
+    info, cluster = predictor.simulator.info, predictor.cluster
+    best = BestPlan(
+        workload=info.name,
+        workload_fingerprint=info.fingerprint,
+        cluster=cluster.name,
+        cluster_fingerprint=cluster.fingerprint(),
+        plan=plan,
+        step_s=predictor.simulator.step_s(plan),
+        speedup_over_default=None,
+    )
+    write_json(path, best)
+
+
+def offered(predictor: Predictor, size: int, schedule: str) -> Plan:
+    return next(
+        plan
+        for plan in predictor.staged(("gloo",)).plans
+        if plan.pipeline is not None and (len(plan.pipeline.first_ops), plan.pipeline.schedule) == (size, schedule)
+    )
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("workload", "schedule"), [("digits", "1f1b"), pytest.param("gpt-tiny", "zero-bubble", marks=pytest.mark.slow)]
+)
+def test_a_plan_with_stages_trains_and_its_prediction_stands_beside_it(
+    workload: str, schedule: str, tmp_path: Path
+) -> None:
+    predictor = predictor_of(workload, "mixed4", 3, tmp_path)
+    plan = offered(predictor, 3, schedule)
+    write_plan(predictor, plan, tmp_path / "plan.json")
+    arguments = ("--cluster", "mixed4", "--plan", "plan.json", "--steps", "5", "--rounds", "2", "--json")
+    done = autotune(3, "train", "--workload", workload, *arguments, cwd=tmp_path)
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert len(report["losses"]) == 5
+    assert report["plan"]["pipeline"]["schedule"] == schedule
+    expected = report["predicted"]
+    step_s = predictor.total / report["samples_per_s"]
+    assert step_s > 0.95 * expected["step_s"]  # devices are never faster than stated
+    for rank, found in zip(expected["ranks"], report["ranks"], strict=True):
+        assert found["peak_memory_bytes"] == pytest.approx(rank["peak_memory_bytes"], rel=0.1)
+    assert (report["accuracy"] is not None) == (workload == "digits")
+    assert {part["rank"] for part in report["breakdown"]["ranks"]} == {0, 1, 2}
+
+
+@pytest.mark.mpi
+def test_a_sweep_finds_stages_where_links_are_slow(tmp_path: Path) -> None:
+    (tmp_path / "slow.toml").write_text(SLOW_LINKS)
+    arguments = ("--cluster", "slow.toml", "--trials", "3", "--steps", "3", "--rounds", "2", "--json")
+    done = autotune(2, "sweep", "--workload", "vgg-tiny", *arguments, cwd=tmp_path)
+    assert done.code == 0, done.err
+    (path,) = tmp_path.glob("results/data/*/*/records.jsonl")
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    staged = [record for record in records if record["plan"]["pipeline"] is not None]
+    assert staged
+    for record in staged:
+        assert record["state"] == "complete", record["reason"]
+        assert record["predicted"]["step_s"] > 0
+        assert max(rank["peak_memory_bytes"] for rank in record["ranks"]) == pytest.approx(
+            record["predicted"]["peak_memory_bytes"], rel=0.1
+        )
+        assert record["breakdown"] is not None
+    best = next(row for row in json.loads(done.out)["contest"] if row["name"] == "best plan")
+    assert best["plan"]["pipeline"] is not None
+
+
+@pytest.mark.mpi
+def test_a_stage_that_fails_ends_the_job_with_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(PROGRAMS), *sys.path])
+    workload = "faulty_stage:factory"
+    predictor = predictor_of(workload, "mixed4", 2, tmp_path)
+    first = [op.name for op in predictor.simulator.graph.ops].index("2")
+    pipeline = PipelinePlan(first_ops=(0, first), stage_ranks=((0,), (1,)), micro_batches=2)
+    plan = Plan(batch=BatchPlan(samples=(8, 8)), pipeline=pipeline)
+    write_plan(predictor, plan, tmp_path / "plan.json")
+    environment = {"PYTHONPATH": f"{PROGRAMS}:{PROGRAMS.parents[2]}"}
+    arguments = ("--cluster", "mixed4", "--plan", "plan.json", "--steps", "5", "--rounds", "2", "--timeout", "30")
+    done = autotune(2, "train", "--workload", workload, *arguments, cwd=tmp_path, env=environment)
+    assert done.code == 1
+    assert len(done.errors) == 1
+    assert "rank 1: ValueError: on purpose, in a stage" in done.errors[0]
+    assert done.seconds < 25
+
+
+@pytest.mark.mpi
+def test_a_cut_inside_a_module_is_refused_at_the_door(tmp_path: Path) -> None:
+    predictor = predictor_of("gpt-tiny", "mixed4", 2, tmp_path)
+    plan = offered(predictor, 2, "1f1b")
+    assert plan.pipeline is not None
+    allowed = predictor.cuts.first_ops if predictor.cuts is not None else ()
+    inside = next(op for op in range(1, len(predictor.simulator.graph.ops)) if op not in allowed)
+    write_plan(predictor, replace(plan, pipeline=replace(plan.pipeline, first_ops=(0, inside))), tmp_path / "plan.json")
+    done = autotune(
+        2, "train", "--workload", "gpt-tiny", "--cluster", "mixed4", "--plan", "plan.json", "--json", cwd=tmp_path
+    )
+    assert done.code == 2, done.err
+    assert len(done.errors) == 1
+    assert "inside a module: cut at one of" in done.errors[0]
