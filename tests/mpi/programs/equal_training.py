@@ -26,7 +26,7 @@ from workloads.registry import load_workload
 from workloads.split import bounds, proportional
 
 NUM_STEPS, DTYPE, MODELS = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
-NUM_PARTS = 24
+NUM_PARTS = 10
 """Into which a model is cut, about."""
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "sgd": lambda p: SGD(p, lr=0.05),
