@@ -11,7 +11,7 @@ import pytest
 
 from autotune.online.features import CANDIDATE_FEATURES, WINDOW_FEATURES
 from tests.benchmarks import meta_lab, split_runs
-from tests.benchmarks.drift import PARTS, UNCHANGED, DriftRun, Traced, chosen
+from tests.benchmarks.drift import PARTS, UNCHANGED, DriftRun, Traced, best_first, chosen
 from tests.benchmarks.enemies import STEPS, TRACES, Enemy
 from tests.benchmarks.meta_lab import LabWindow
 from tests.benchmarks.split_runs import EVEN, RETUNED, Balance, Curve, Disturbed
@@ -47,6 +47,14 @@ def test_parts_are_held_against_the_plan_left_alone() -> None:
 
     traced = Traced(trace="link-drop", changes=(1,), runs={UNCHANGED: run(2.0), "samples": run(1.6)})
     assert traced.parts_summary() == "link-drop, over the plan left alone: unchanged 1.000x, samples 1.250x"
+
+
+def test_the_best_static_plan_is_the_one_that_was_measured_to_be() -> None:
+    def run(step_s: float) -> tuple[DriftRun, ...]:
+        return (DriftRun(steps_s=(9.0, 9.0, step_s), plan=PLAN, decisions=(), cpu_s=0.0),)
+
+    runs = {"best static": run(2.0), "best static, another way": run(1.0), "clairvoyant": run(0.5)}
+    assert best_first(runs) == {"best static": run(1.0), "best static, another way": run(2.0), "clairvoyant": run(0.5)}
 
 
 def test_imbalance_after_each_adjustment() -> None:
