@@ -276,9 +276,39 @@ def schedules(session: nox.Session) -> None:
 
 @nox.session
 def drift(session: nox.Session) -> None:
-    """What retuning is worth when devices and links change (needs root, half an hour); `-- again`: of the kept runs."""
+    """What retuning is worth when devices and links change (needs root, half an hour); `-- again`: of the kept runs, `--
+    lab link-drop`, `-- parts`: some of them.
+    """
     install(session)
     run(session, "python", "-m", "tests.benchmarks.drift", *session.posargs)
+
+
+@nox.session
+def split(session: nox.Session) -> None:
+    """Splits that follow unlike and disturbed devices, paced (about five minutes); `-- again`, `-- balance`, `-- disturbance`."""
+    install(session)
+    run(session, "python", "-m", "tests.benchmarks.split_runs", *session.posargs)
+
+
+@nox.session
+def enemies(session: nox.Session) -> None:
+    """Enemies of retuning in real runs, paced (about five minutes); `-- again`: of the kept runs, or name some."""
+    install(session)
+    run(session, "python", "-m", "tests.benchmarks.enemies", *session.posargs)
+
+
+@nox.session
+def online_cost(session: nox.Session) -> None:
+    """What retuning costs: time of decisions, processor time, bytes; paced (about a minute); `-- again`: of the kept run."""
+    install(session)
+    run(session, "python", "-m", "tests.benchmarks.online_cost", *session.posargs)
+
+
+@nox.session
+def meta_lab(session: nox.Session) -> None:
+    """The meta-network on real lab runs (needs root, about seven minutes); `-- again`: grade the kept runs anew."""
+    install(session)
+    run(session, "python", "-m", "tests.benchmarks.meta_lab", *session.posargs)
 
 
 @nox.session

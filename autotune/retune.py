@@ -14,6 +14,7 @@ from autotune.online.controller import Controller
 from autotune.online.known import known_of
 from autotune.online.learning import Memory
 from autotune.online.meta_network import MetaNetwork
+from autotune.online.second_opinion import SecondOpinion
 from autotune.simulate.cost_model import cost_model
 from results.decision import Decision
 from results.store import safe_name
@@ -37,8 +38,16 @@ def make_controller(
         return offered if parts == ALL_PARTS else Candidates(plans=tuple(allowed))
 
     memory = load_memory(learned_file(job, bench))
+    opinion = SecondOpinion(bench.info, bench.graph) if costs is not None else None
+    if opinion is not None:
+        opinion.warm_up(plan, cluster)
     comm = CommController(
-        known_of(bench.graph, costs, transport), offers, memory, cluster=cluster if parts.collective else None
+        known_of(bench.graph, costs, transport),
+        offers,
+        memory,
+        cluster=cluster,
+        reowns=parts.collective,
+        opinion=opinion,
     )
     return Controller(
         plan,

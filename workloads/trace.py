@@ -145,7 +145,7 @@ def _check_can_change(cluster: Cluster, trace: Trace, course: Course) -> None:
 def _changed(mix: Cluster, stated: Cluster, course: Course, index: int, value: float) -> Cluster:
     """The mix with one quantity changed; shares are of what was stated, not of what is."""
     if course.what == "speed":
-        return _with_device(mix, index, _at_speed(stated.devices[index], value))
+        return _with_device(mix, index, at_speed(stated.devices[index], value))
     host, link = mix.hosts[index], stated.hosts[index].link
     if course.what == "cpus":
         return _with_host(mix, index, dataclasses.replace(host, cpus=value))
@@ -155,7 +155,8 @@ def _changed(mix: Cluster, stated: Cluster, course: Course, index: int, value: f
     return _with_host(mix, index, dataclasses.replace(host, link=changed))
 
 
-def _at_speed(device: Device, factor: float) -> Device:
+def at_speed(device: Device, factor: float) -> Device:
+    """A paced device that is so many times as fast."""
     assert device.flops_per_s is not None
     memory = device.memory_bytes_per_s
     return dataclasses.replace(

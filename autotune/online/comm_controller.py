@@ -22,11 +22,11 @@ import numpy as np
 
 from autotune.online.candidates import Candidates
 from autotune.online.features import Grid, Singles
-from autotune.online.known import Known, seconds_per_byte
+from autotune.online.known import Known
 from autotune.online.learning import Case, Memory
-from autotune.online.links import changed_hosts, in_words, links_of, ranks_on, with_links
+from autotune.online.link_view import LinkView, Sight, beyond
+from autotune.online.second_opinion import SecondOpinion, averaged
 from autotune.online.statistics import Window, window
-from autotune.simulate.collectives import plan_shares
 from profilers.step_stats import StepStats
 from results.decision import LOOK, NETWORK, REGRET
 from workloads.cluster import Cluster
@@ -45,6 +45,11 @@ class Patience:
     """Of the time that a step takes beyond computing, as a share of the step: a change of the network …"""
     steps: int = 4
     """… where so many in a row are off to the same side."""
+    first_break: int = 15
+    longest_break: int = 120
+    """Steps that a change is not followed by another; twice as many each time, unless it was calm for twice as long."""
+    tries: int = 3
+    """Ways that may turn out worse before the network has to change for it to be asked again."""
     other_compute: float = 0.1
     """Ranks that compute by so much longer or shorter make a switch impossible to judge."""
     min_gain: float = 0.03
@@ -79,22 +84,13 @@ class _Trial:
     """What it was predicted from, if the network was asked."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """Why another way is asked for."""
-
-    what: str
-    ranks: tuple[int, ...] = ()
-    """Whose links changed, where that was looked at."""
-
-
 _PATIENT = Patience()
 
 
 class CommController:
     """Watches one job."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a job, and what may be known of it
         self,
         known: Known,
         offers: Callable[[Plan], Candidates],
@@ -102,16 +98,18 @@ class CommController:
         patience: Patience = _PATIENT,
         *,
         cluster: Cluster | None = None,
+        reowns: bool = True,
+        opinion: SecondOpinion | None = None,
     ) -> None:
-        """`offers`: the candidates beside a plan, for its split. `cluster`: the mix, if its links may be looked at."""
+        """`offers`: the candidates beside a plan, for its split. `cluster`: the mix, if its links may be looked at. `reowns`:
+        whether shards may get other owners. `opinion`: of a simulator, where there is a cost model.
+        """
+        self._links = LinkView(cluster, reowns=reowns) if cluster is not None else None
+        self._opinion = opinion
         self._known, self._offers, self.memory, self._patience = known, offers, memory, patience
-        self._stated = self._mix = cluster
-        """As stated, and as last looked at."""
-        self._owners: tuple[float, ...] = ()
-        """Of shards, as the links that were looked at call for."""
         self._looked = False
         """Whether links were looked at, and nothing has come of it yet."""
-        self._question: Question | None = None
+        self._question: Sight | None = None
         """Why the network is to be asked, as soon as there is a window."""
         self._plan: Plan | None = None
         self._steps: list[tuple[StepStats, ...]] = []
@@ -120,9 +118,13 @@ class CommController:
         """When it was last asked."""
         self._trial: _Trial | None = None
         self._rejected: set[Plan] = set()
+        self._num_steps = 0
+        self._changed_at, self._break = -patience.longest_break, patience.first_break
+        """When the network was last seen to change, and how long it is not asked after from there on."""
 
     def observe(self, plan: Plan, closed: tuple[StepStats, ...]) -> None:
         """How a step under `plan` ended on every rank."""
+        self._num_steps += 1
         if self._plan is None or plan != self._plan:
             if self._plan is None or not _same_way(plan, self._plan):
                 self._num_skipped = 0
@@ -136,84 +138,83 @@ class CommController:
 
     def propose(self) -> Switch | None:
         """Another plan with the same split, if one is surely better; or back, if the last was not."""
-        if self._plan is None or len(self._steps) < self._patience.steps:
+        if len(self._steps) < self._patience.steps:
             return None
-        seen = window([stats for step in self._steps for stats in step], self._plan, self._known)
-        if (
-            self._trial is None
-            and self._asked is not None
-            and self._question is None
-            and self._has_changed(self._asked)
-        ):
-            return self._changed(self._asked)
-        if self._looked and (switch := self._other_owners(seen)) is not None:
+        if self._trial is None and self._question is None and self._asked is not None:
+            return self._changed(self._asked) if self._has_changed(self._asked) else None
+        if self._looked and (switch := self._other_owners(self._window())) is not None:
             return switch
         if len(self._steps) < self._patience.window:
             return None
         if self._trial is not None:
             trial, self._trial = self._trial, None
-            return self._judged(trial, seen)
-        if self._asked is None:
-            self._question = Question(what=f"gradients take {_percent(_beyond(seen))} of a step beyond computing")
-        return self._answered(seen) if self._question is not None else None
+            return self._judged(trial, self._window())
+        return self._answered(self._window())
+
+    def _window(self) -> Window:
+        assert self._plan is not None
+        return window([stats for step in self._steps for stats in step], self._plan, self._known)
 
     def _changed(self, before: Window) -> Switch | None:
         """The network is not what it was: forget steps before that, and look which link it is, or ask at once."""
+        self._take_a_break()
         self._steps = self._steps[-self._patience.steps :]
         self._rejected.clear()
         assert self._plan is not None
-        seen = window([stats for step in self._steps for stats in step], self._plan, self._known)
-        what = f"gradients take {_percent(_beyond(seen))} of a step beyond computing, not {_percent(_beyond(before))}"
-        self._question = Question(what=what)
-        if not self._can_look(self._plan):
+        seen = self._window()
+        what = f"gradients take {_percent(beyond(seen))} of a step beyond computing, not {_percent(beyond(before))}"
+        self._question = Sight(what=what, ranks=())
+        if self._links is None:
+            return None
+        self._links.is_current = False
+        if not self._links.can_look(self._plan.comm):
             return None
         return Switch(plan=self._plan, reason=what, kind=LOOK, switches=False)
 
+    def _take_a_break(self) -> None:
+        """A network that swings is not asked after at every turn: breaks get longer while there are no calmer times."""
+        since, rule = self._num_steps - self._changed_at, self._patience
+        self._break = min(2 * self._break, rule.longest_break) if since < 2 * self._break else rule.first_break
+        self._changed_at = self._num_steps
+
     def _answered(self, seen: Window) -> Switch | None:
         """Another way, if one is surely better; if not, and links were looked at, what was found."""
-        question, self._question, self._asked = self._question, None, seen
-        assert question is not None
+        first = f"gradients take {_percent(beyond(seen))} of a step beyond computing"
+        question = self._question or Sight(what=first, ranks=())
+        self._question, self._asked = None, seen
         looked, self._looked = self._looked, False
         if (switch := self._ask(seen, question)) is not None or not looked:
             return switch
         return Switch(plan=seen.plan, reason=question.what, ranks=question.ranks, switches=False)
 
     def _other_owners(self, seen: Window) -> Switch | None:
-        """What runs, with the owners that the links call for, where that saves enough: at most what is beyond computing."""
-        question, comm, mix = self._question, seen.plan.comm, self._mix
-        self._looked = question is not None
-        if question is None or mix is None or comm.collective != "shards" or comm.shares == self._owners:
+        """What runs, with the owners that the links call for, where that saves enough."""
+        question = self._question
+        if self._links is None or question is None:
             return None
-        ring_s, best = seconds_per_byte("ring", mix), self._known.shards_gain or 1.0
-        saved_s = seen.wire_bytes * ring_s * (1 / self._known.collective_gain(comm) - 1 / best)
-        gain = min(saved_s / seen.step_s, _beyond(seen))
+        gain = self._links.owners_gain(seen, self._known)
         if gain < self._patience.owners_gain:
             return None
         self._question, self._asked, self._looked = None, seen, False
-        plan = replace(seen.plan, comm=replace(comm, shares=self._owners))
         self._trial = _Trial(before=seen.plan, seen=seen, predicted=-math.log(1 - gain))
+        plan = self._links.with_owners(seen.plan)
         return Switch(plan=plan, predicted_gain=gain, reason=question.what, ranks=question.ranks)
 
     def found(self, arrivals: Sequence[Sequence[float]]) -> None:
         """What ranks have received from one another just now, a row for each."""
-        if self._mix is None or self._stated is None or self._plan is None:
+        if self._links is None or self._plan is None:
             return
-        before, hosts = self._mix, self._mix.host_of_rank
-        firsts = [arrivals[hosts.index(host)] for host in range(len(before.hosts))]
-        self._mix = with_links(self._stated, links_of(firsts))
-        ratios = changed_hosts(before, self._mix)
-        self._known = self._known.on_links(self._mix, self._stated, self._plan.comm)
-        self._owners = plan_shares(self._mix)
-        self._looked = True
-        self._question = Question(what=in_words(self._mix, ratios), ranks=ranks_on(self._mix, list(ratios)))
+        self._question, self._looked = self._links.take_in(arrivals), True
+        self._known = self._links.known(self._known, self._plan.comm)
 
-    def _can_look(self, plan: Plan) -> bool:
-        return self._mix is not None and len(self._mix.hosts) > 1 and plan.comm.transport == "gloo"
-
-    def _ask(self, seen: Window, question: Question) -> Switch | None:
-        offered = self._owned(self._offers(seen.plan), seen.plan)
+    def _ask(self, seen: Window, question: Sight) -> Switch | None:
+        offered = self._offers(seen.plan)
+        if self._links is not None:
+            offered = self._links.owned(offered, seen.plan)
         numbers = Grid(offered.plans, self._known).numbers(seen)
         guess = self.memory.network.guess(*numbers)
+        if self._opinion is not None and self._links is not None and self._links.is_current:
+            guess = averaged(guess, self._opinion.gains(offered.plans, seen, self._links.mix))
         barred = np.array([_way(plan) in self._rejected for plan in offered.plans])
         guess = replace(guess, mean=np.where(barred, -np.inf, guess.mean))
         running = offered.index(seen.plan)
@@ -227,23 +228,6 @@ class CommController:
         gain = 1 - math.exp(-predicted)
         return Switch(plan=offered.plans[chosen], predicted_gain=gain, reason=question.what, ranks=question.ranks)
 
-    def _owned(self, offered: Candidates, running: Plan) -> Candidates:
-        """Shards owned as the links call for, if they were looked at; what runs stays as it is."""
-        if not self._owners:
-            return offered
-        plans = [
-            replace(plan, comm=replace(plan.comm, shares=self._owners))
-            if plan.comm.collective == "shards" and plan != running
-            else plan
-            for plan in offered.plans
-        ]
-        return replace(offered, plans=tuple(dict.fromkeys([*plans, *self._reowned(running)])))
-
-    def _reowned(self, running: Plan) -> list[Plan]:
-        """What runs, with the owners that the links call for."""
-        is_shards = running.comm.collective == "shards"
-        return [replace(running, comm=replace(running.comm, shares=self._owners))] if is_shards else []
-
     def _judged(self, trial: _Trial, seen: Window) -> Switch | None:
         """Learn from what the switch has brought; back if that is a loss, unless ranks compute differently by now. If it is
         a gain, there may be something better still.
@@ -256,27 +240,27 @@ class CommController:
             row_window, row = trial.numbers
             self.memory.learn(Case(window=row_window, row=row, predicted=trial.predicted, measured=measured))
         if measured >= 0:
-            return self._ask(seen, Question(what=f"the last way has saved {_percent(1 - math.exp(-measured))}"))
+            return self._ask(seen, Sight(what=f"the last way has saved {_percent(1 - math.exp(-measured))}", ranks=()))
         self._rejected.add(_way(seen.plan))
         self._asked = trial.seen  # steps are to be as they were before it
         back = replace(trial.before, batch=seen.plan.batch)
         reason = f"steps take {math.exp(-measured):.2f} times what they took before: back to the last way"
+        if len(self._rejected) < self._patience.tries:
+            self._question = Sight(what="the last way was none", ranks=())
         return Switch(plan=back, predicted_gain=measured, reason=reason, kind=REGRET)
 
     def _has_changed(self, before: Window) -> bool:
         """Whether the last steps all take longer, or all shorter, beyond computing than when it was last asked."""
-        off = [_beyond_of(step) - _beyond(before) for step in self._steps[-self._patience.steps :]]
-        return min(off) > self._patience.change or max(off) < -self._patience.change
+        if self._num_steps < self._changed_at + self._break:
+            return False
+        waited_s, least_s = before.step_s - before.compute_s, self._patience.change * before.step_s
+        off_s = [_waited_s(step) - waited_s for step in self._steps[-self._patience.steps :]]
+        return min(off_s) > least_s or max(off_s) < -least_s
 
 
-def _beyond(seen: Window) -> float:
-    """Share of a step that the slowest rank does not compute."""
-    return max(1 - seen.compute_s / seen.step_s, 0.0)
-
-
-def _beyond_of(step: Sequence[StepStats]) -> float:
-    """The same of one step."""
-    return max(1 - max(stats.compute_s for stats in step) / max(stats.step_s for stats in step), 0.0)
+def _waited_s(step: Sequence[StepStats]) -> float:
+    """What one step took beyond the slowest rank's computing."""
+    return max(stats.step_s for stats in step) - max(stats.compute_s for stats in step)
 
 
 def _percent(share: float) -> str:

@@ -16,6 +16,8 @@ from workloads.cluster import Cluster, Host, Link
 
 CHANGED = 1.3
 """A link that carries so many times more or less than before is another one; less may be the error of a short look."""
+ALIKE = 1.25
+"""Links that are found to differ by less are taken to be alike."""
 _MOST_NAMED = 4
 
 
@@ -34,13 +36,28 @@ class Speed:
 def links_of(arrivals: Sequence[Sequence[float]]) -> tuple[Speed, ...]:
     """The links of hosts, from what each has received in each round."""
     size, rounds = len(arrivals), range(len(arrivals[0]))
+    ups = [max(arrivals[(host + number + 1) % size][number] for number in rounds) for host in range(size)]
+    downs = [max(received) for received in arrivals]
+    found = steadied([*ups, *downs])
     return tuple(
-        Speed(
-            up_bytes_per_s=max(arrivals[(host + number + 1) % size][number] for number in rounds),
-            down_bytes_per_s=max(arrivals[host]),
-        )
-        for host in range(size)
+        Speed(up_bytes_per_s=up, down_bytes_per_s=down) for up, down in zip(found[:size], found[size:], strict=True)
     )
+
+
+def steadied(values: Sequence[float]) -> list[float]:
+    """Values that differ by no more than a short look may be wrong by are the same one: their mean."""
+    order = sorted(range(len(values)), key=lambda place: values[place])
+    groups: list[list[int]] = []
+    for place in order:
+        if groups and values[place] <= ALIKE * values[groups[-1][0]]:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    found = list(values)
+    for group in groups:
+        for place in group:
+            found[place] = fmean(values[other] for other in group)
+    return found
 
 
 def with_links(cluster: Cluster, speeds: Sequence[Speed]) -> Cluster:

@@ -67,7 +67,11 @@ def _round(group: dist.ProcessGroup, target: int, source: int, tag: int) -> floa
 
 def speed_of(moments: Sequence[float]) -> float:
     """Bytes per second, from when the receiver began to wait and when it had each part."""
-    seen = [(place, now) for place, (before, now) in enumerate(pairwise(moments)) if now - before > _SEEN_S]
+    waited = [now - before > _SEEN_S for before, now in pairwise(moments)]
+    # Where the next part was there already, this one was seen too late as well.
+    seen = [
+        (place, moments[place + 1]) for place, (one, after) in enumerate(pairwise([*waited, True])) if one and after
+    ]
     slopes = [(late_s - early_s) / (late - early) for (early, early_s), (late, late_s) in combinations(seen, 2)]
     if not slopes:  # too fast to be seen: at least as fast as this
         return (LEAD_BYTES + NUM_PARTS * PART_BYTES) / max(moments[-1] - moments[0], _SEEN_S)

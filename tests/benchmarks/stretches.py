@@ -56,6 +56,31 @@ class Stretches:
         """All steps by one plan."""
         return sum(count * self.step_s(mix, plan) for mix, count in self._counts.items())
 
+    def static_plans(self) -> list[Plan]:
+        """The best static plan by the simulator, and the best that sends as the first stretch's does: the simulator does not
+        know what many small messages cost a processor, so that both are to be measured where they differ.
+        """
+        best, first = self.best_static(), self.plans[self.mixes[0]]
+        if _ways(best, first):
+            return [best]
+        splits = [best.batch, first.batch, *(plan.batch for plan in self.plans.values())]
+        alike = [with_owners(replace(first, batch=batch), mix) for batch in splits for mix in self._counts]
+        return [best, min(alike, key=self.total_s)]
+
+    def clairvoyants(self) -> list[list[Plan]]:
+        """Who goes by the simulator's best plan for each stretch, and who only by its samples and owners of shards."""
+        script, first = self.clairvoyant(), self.plans[self.mixes[0]]
+        if all(_ways(plan, first) for plan in script):
+            return [script]
+        alike = {mix: self._alike(first, mix) for mix in self._counts}
+        return [script, [alike[mix] for mix in self.mixes]]
+
+    def _alike(self, first: Plan, mix: Cluster) -> Plan:
+        """The best for a mix that sends as another plan does."""
+        splits = (self.plans[mix].batch.samples, self.predictors[mix].balanced_split(), first.batch.samples)
+        plans = [with_owners(replace(first, batch=replace(first.batch, samples=split)), mix) for split in splits]
+        return min(plans, key=lambda plan: self.step_s(mix, plan))
+
     def best_static(self) -> Plan:
         longest = sorted(self._counts, key=lambda mix: -self._counts[mix])[:STARTS]
         found = [self._search(mix, list(self._counts)) for mix in longest]
@@ -85,6 +110,11 @@ class Stretches:
 
         seconds, plan = descend(space, predictor.balanced_split(), judge, most=self._most_plans)[0]
         return with_owners(plan, start), seconds
+
+
+def _ways(one: Plan, other: Plan) -> bool:
+    """Whether two plans send alike, whoever owns shards."""
+    return replace(one.comm, shares=()) == replace(other.comm, shares=()) and one.compression == other.compression
 
 
 def with_owners(plan: Plan, mix: Cluster) -> Plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -108,7 +108,7 @@ def test_a_way_that_is_slower_is_left_again_and_not_tried_twice() -> None:
     (case,) = found.memory.cases
     assert case.predicted == pytest.approx(0.2)
     assert case.measured == pytest.approx(np.log(2.0 / 2.2))
-    assert oracle.num_asked == 1
+    assert oracle.num_asked == 2  # there might have been another
 
 
 def test_when_the_network_changes_it_may_be_tried_again() -> None:
@@ -171,6 +171,19 @@ def test_links_are_looked_at_before_it_is_asked_again_and_the_one_that_changed_i
     assert (answer.kind, answer.switches, answer.ranks) == (NETWORK, False, (1,))
     assert answer.reason == "host1's link carries 0.20 times what it did"
     assert run(found, RUNNING, 3.0, 50) is None
+
+
+def test_a_network_that_swings_is_looked_at_less_and_less() -> None:
+    found, looks = looking({}), []
+    for number in range(300):
+        step_s = 3.0 if number // 7 % 2 else 2.0
+        found.observe(RUNNING, tuple(replace(stats, step=number) for stats in steps(step_s)))
+        if (switch := found.propose()) is not None and switch.kind == LOOK:
+            looks.append(number)
+            found.found(received(125e6, 125e6, 125e6, 125e6))
+    assert 3 <= len(looks) <= 6
+    gaps = [later - earlier for earlier, later in pairwise(looks)]
+    assert gaps == sorted(gaps)
 
 
 def test_shards_are_offered_with_the_owners_that_the_links_call_for() -> None:

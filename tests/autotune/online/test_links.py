@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from autotune.online.links import Speed, changed_hosts, in_words, links_of, ranks_on, with_links
+from autotune.online.links import Speed, changed_hosts, in_words, links_of, ranks_on, steadied, with_links
 from autotune.runtime.link_look import num_rounds
 from workloads.cluster import Cluster, load_cluster
 
@@ -37,6 +37,11 @@ def test_links_are_found_as_they_are_where_two_of_the_fastest_meet_all(seed: int
     found = links_of(received(speeds))
     for speed, seen in zip(speeds, found, strict=True):
         assert seen.both_bytes_per_s == pytest.approx(min(speed.both_bytes_per_s, fastest))
+
+
+def test_links_that_differ_by_an_error_are_alike() -> None:
+    assert steadied([1.0, 5.2, 1.1, 4.8, 0.9]) == pytest.approx([1.0, 5.0, 1.0, 5.0, 1.0])
+    assert steadied([1.0, 2.0, 4.0]) == [1.0, 2.0, 4.0]
 
 
 def test_one_way_that_is_slow_is_told_from_the_other() -> None:

@@ -19,19 +19,20 @@ WORTH_IT = 1.05
 """Where one who knows gains less, there is nothing to be had."""
 
 
-def ratios(run: VirtualRun) -> tuple[float, float, float]:
+def ratios(run: VirtualRun, *, asks_simulator: bool) -> tuple[float, float, float]:
     """Over the best static plan: one who knows, retuned, and the plan for the mix as stated left alone."""
     stretches = run.stretches
     static_s, start = stretches.total_s(stretches.best_static()), stretches.plans[run.stated]
     known_s, left_s = run.total_s(stretches.clairvoyant()), stretches.total_s(start)
     run.noise = 0.005
-    retuned_s = run.retuned_s(controller_for(run, start)) / (1 + 2 * run.noise * 0.5)
+    retuned_s = run.retuned_s(controller_for(run, start, asks_simulator=asks_simulator)) / (1 + run.noise)
     return static_s / known_s, static_s / retuned_s, static_s / left_s
 
 
+@pytest.mark.parametrize("asks_simulator", [True, False])
 @pytest.mark.parametrize("trace", STEPS)
-def test_retuning_on_every_trace(trace: str) -> None:
-    known, retuned, left = ratios(virtual_run(trace, STEPS[trace]))
+def test_retuning_on_every_trace(trace: str, asks_simulator: bool) -> None:
+    known, retuned, left = ratios(virtual_run(trace, STEPS[trace]), asks_simulator=asks_simulator)
     if known > WORTH_IT:
         assert retuned - 1 >= 0.88 * (known - 1)
     assert retuned >= 0.99 * min(left, 1.0)

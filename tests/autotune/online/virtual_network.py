@@ -15,6 +15,7 @@ from autotune.online.controller import Controller
 from autotune.online.known import known_of
 from autotune.online.learning import Memory
 from autotune.online.meta_network import MetaNetwork
+from autotune.online.second_opinion import SecondOpinion
 from autotune.online.simulated_steps import simulated_step
 from autotune.runtime.link_look import num_rounds
 from autotune.simulate.cost_model import cost_model
@@ -102,8 +103,8 @@ def virtual_run(trace: str, num_steps: int, *, workload: str = "vgg", mix: str =
     return VirtualRun(Stretches(info, graph, limits, mixes, most_plans=FEW_PLANS), stated)
 
 
-def controller_for(run: VirtualRun, start: Plan) -> Controller:
-    """As `train --online` makes it."""
+def controller_for(run: VirtualRun, start: Plan, *, asks_simulator: bool = True) -> Controller:
+    """As `train --online` makes it; without the simulator as it is where there is no cost model."""
     info, graph = captured(run.stretches.predictors[run.stated].simulator.info.name)
     predictor = run.stretches.predictors[run.stated]
     space = predictor.space(("gloo",), allow_lossy=False)
@@ -112,5 +113,6 @@ def controller_for(run: VirtualRun, start: Plan) -> Controller:
     def offers(running: Plan):
         return candidates(space, running.batch.samples, transport="gloo", also=[running])
 
-    comm = CommController(known, offers, Memory(MetaNetwork.shipped()), cluster=run.stated)
+    opinion = SecondOpinion(info, graph) if asks_simulator else None
+    comm = CommController(known, offers, Memory(MetaNetwork.shipped()), cluster=run.stated, opinion=opinion)
     return Controller(start, predictor.bounds, info.global_batch, comm=comm)

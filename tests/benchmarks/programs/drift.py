@@ -28,7 +28,18 @@ from profilers.step_stats import StepRow
 from results.decision import COMPUTE, Decision
 from results.environment import describe_environment
 from results.store import write_json
-from tests.benchmarks.drift import CLAIRVOYANT, PARTS, RETUNED, STATIC, UNCHANGED, Drift, DriftRun, Traced
+from tests.benchmarks.drift import (
+    CLAIRVOYANT,
+    PARTS,
+    RETUNED,
+    STATIC,
+    UNCHANGED,
+    Drift,
+    DriftRun,
+    Traced,
+    best_first,
+    other_name,
+)
 from tests.benchmarks.stretches import Stretches
 from workloads.plan import Plan
 
@@ -55,15 +66,16 @@ def by_script(plans: list[Plan]) -> Decide:
 
 
 def contenders(job: Job, bench: Bench, stretches: Stretches) -> dict[str, Contender]:
-    """The best static plan, one who knows, and retuned training."""
+    """The best static plan, one who knows, and retuned training; of the first two, all that may be the best."""
     assert bench.changing is not None
-    script, start = stretches.clairvoyant(), stretches.plans[bench.changing.cluster]
+    start = stretches.plans[bench.changing.cluster]
     controller = make_controller(job, bench, start, lambda _: None)
-    return {
-        STATIC: Contender(plan=stretches.best_static()),
-        CLAIRVOYANT: Contender(plan=script[0], decide=by_script(script)),
-        RETUNED: Contender(plan=start, decide=controller.decide, controller=controller),
-    }
+    found = {RETUNED: Contender(plan=start, decide=controller.decide, controller=controller)}
+    for number, plan in enumerate(stretches.static_plans()):
+        found[other_name(STATIC, number)] = Contender(plan=plan)
+    for number, script in enumerate(stretches.clairvoyants()):
+        found[other_name(CLAIRVOYANT, number)] = Contender(plan=script[0], decide=by_script(script))
+    return found
 
 
 def parts(job: Job, bench: Bench, stretches: Stretches) -> dict[str, Contender]:
@@ -98,7 +110,8 @@ def lead(job: Job, bench: Bench, options: argparse.Namespace) -> Traced:
         chosen = (parts if options.parts else contenders)(job, bench, stretches)
         for name, contender in chosen.items():
             runs.setdefault(name, []).append(run(bench, contender, options.steps))
-            traced = Traced(trace=options.trace, changes=changes, runs={key: tuple(made) for key, made in runs.items()})
+            kept = {key: tuple(made) for key, made in runs.items()}
+            traced = Traced(trace=options.trace, changes=changes, runs=best_first(kept))
             keep(options, bench, traced)
     return traced
 

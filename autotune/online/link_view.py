@@ -1,0 +1,81 @@
+"""What a controller knows of the links between hosts: as stated, as last looked at, and who should own shards by them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autotune.online.candidates import Candidates
+from autotune.online.known import Known, seconds_per_byte
+from autotune.online.links import changed_hosts, in_words, links_of, ranks_on, with_links
+from autotune.online.statistics import Window
+from autotune.simulate.collectives import plan_shares
+from workloads.cluster import Cluster
+from workloads.plan import CommPlan, Plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sight:
+    """What a look has found."""
+
+    what: str
+    """In words."""
+    ranks: tuple[int, ...]
+    """Whose links changed."""
+
+
+class LinkView:
+    """The links of one job's hosts."""
+
+    def __init__(self, stated: Cluster, *, reowns: bool = True) -> None:
+        """`reowns`: whether shards may get other owners."""
+        self._stated, self._reowns = stated, reowns
+        self.mix = stated
+        """With links as last looked at."""
+        self.is_current = True
+        """Whether they are like that still, for all that is known."""
+        self.owners: tuple[float, ...] = ()
+        """Of shards, as links that were looked at call for."""
+
+    def can_look(self, comm: CommPlan) -> bool:
+        return len(self.mix.hosts) > 1 and comm.transport == "gloo"
+
+    def take_in(self, arrivals: Sequence[Sequence[float]]) -> Sight:
+        """What ranks have received from one another just now, a row for each."""
+        before, hosts = self.mix, self.mix.host_of_rank
+        firsts = [arrivals[hosts.index(host)] for host in range(len(before.hosts))]
+        self.mix, self.is_current = with_links(self._stated, links_of(firsts)), True
+        self.owners = plan_shares(self.mix) if self._reowns else ()
+        ratios = changed_hosts(before, self.mix)
+        return Sight(what=in_words(self.mix, ratios), ranks=ranks_on(self.mix, list(ratios)))
+
+    def known(self, before: Known, running: CommPlan) -> Known:
+        """What was known, on these links."""
+        return before.on_links(self.mix, self._stated, running)
+
+    def owned(self, offered: Candidates, running: Plan) -> Candidates:
+        """Candidates whose shards are owned as the links call for, if they were looked at; what runs stays as it is."""
+        if not self.owners:
+            return offered
+        plans = [running if plan == running else self.with_owners(plan) for plan in (*offered.plans, running)]
+        return replace(offered, plans=tuple(dict.fromkeys([*plans, self.with_owners(running)])))
+
+    def with_owners(self, plan: Plan) -> Plan:
+        """A plan, with owners that the links call for if it has any."""
+        if plan.comm.collective != "shards":
+            return plan
+        return replace(plan, comm=replace(plan.comm, shares=self.owners))
+
+    def owners_gain(self, seen: Window, known: Known) -> float:
+        """Share of a step that other owners of the shards that run would save: at most what is beyond computing."""
+        comm = seen.plan.comm
+        if comm.collective != "shards" or self.owners in ((), comm.shares):
+            return 0.0
+        ring_s, best = seconds_per_byte("ring", self.mix), known.shards_gain or 1.0
+        saved_s = seen.wire_bytes * ring_s * (1 / known.collective_gain(comm) - 1 / best)
+        return min(saved_s / seen.step_s, beyond(seen))
+
+
+def beyond(seen: Window) -> float:
+    """Share of a step that the slowest rank does not compute."""
+    return max(1 - seen.compute_s / seen.step_s, 0.0)

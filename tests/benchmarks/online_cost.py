@@ -1,0 +1,84 @@
+"""What retuning costs while it trains: `python -m tests.benchmarks.online_cost [again]`, paced, about a minute.
+
+Time of a decision, processor time of whoever reports, listens and decides, and bytes on the control channel, of a real run
+through the rotating neighbour. Kept under results/published/online-cost.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from statistics import median
+
+from results.published_table import put_between
+from results.store import read_json
+from tests.benchmarks.prediction import ROOT, paced
+
+PUBLISHED = ROOT / "results" / "published" / "online-cost"
+PAGE = ROOT / "docs" / "online.md"
+PROGRAM = "tests.benchmarks.programs.online_cost"
+WORKLOAD, CLUSTER, TRACE, STEPS = "vgg", "mixed4", "busy-neighbour", 160
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Account:
+    """One rank's, of a whole run."""
+
+    num_bytes: int
+    """That it sent on the control channel."""
+    cpu_s: float
+    """For reports, words and decisions."""
+    total_cpu_s: float
+    """Of its process."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnlineCost:
+    """One run."""
+
+    command: str
+    label: str
+    num_steps: int
+    steps_s: tuple[float, ...]
+    decisions_s: tuple[float, ...]
+    """Of each step: how long rank 0 took to decide, mostly that all stays as it is."""
+    accounts: tuple[Account, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def bytes_per_step(self) -> float:
+        return sum(account.num_bytes for account in self.accounts) / self.num_steps
+
+    @property
+    def cpu_share(self) -> float:
+        return sum(account.cpu_s for account in self.accounts) / sum(account.total_cpu_s for account in self.accounts)
+
+    @property
+    def of_step(self) -> float:
+        """Processor time for a step, over all ranks, as a share of a step's time."""
+        return sum(account.cpu_s for account in self.accounts) / sum(self.steps_s)
+
+    def quantile_s(self, share: float) -> float:
+        ordered = sorted(self.decisions_s)
+        return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
+def line(found: OnlineCost) -> str:
+    return (
+        f"Measured over {found.num_steps} steps ({WORKLOAD} on {CLUSTER} through {TRACE}, {found.label}): a decision takes "
+        f"{1e3 * median(found.decisions_s):.2f} ms in the median, {1e3 * found.quantile_s(0.99):.2f} ms at the 99th percentile; reports, words and "
+        f"decisions take {100 * found.cpu_share:.2f} % of the ranks' processor time ({100 * found.of_step:.2f} % of a core); "
+        f"{found.bytes_per_step:.0f} bytes a step on the control channel of {len(found.accounts)} ranks. `nox -s online_cost`."
+    )
+
+
+def main(words: list[str]) -> None:
+    PUBLISHED.mkdir(parents=True, exist_ok=True)
+    kept = PUBLISHED / f"{TRACE}.json"
+    if words != ["again"]:
+        paced([sys.executable, "-m", PROGRAM, WORKLOAD, CLUSTER, str(kept), TRACE, str(STEPS)])
+    put_between(PAGE, "<!-- online-cost -->", "<!-- /online-cost -->", line(read_json(OnlineCost, kept)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,106 @@
+"""Run by mpirun: one retuned run, with an account of what retuning costs on every rank.
+
+online_cost.py WORKLOAD CLUSTER OUT.json TRACE STEPS
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+from autotune.bench import Bench
+from autotune.job import Job
+from autotune.retune import make_controller
+from autotune.runtime import trial
+from autotune.runtime.pilot import Pilot, Report
+from profilers.step_stats import StepRow
+from results.decision import Decision
+from results.environment import describe_environment
+from results.store import write_json
+from tests.benchmarks.online_cost import Account, OnlineCost
+from tests.benchmarks.steered import on_bench, trained
+from workloads.plan import BatchPlan, CommPlan, Plan
+from workloads.split import proportional
+
+FRAME_BYTES = 4
+BUCKET_BYTES = 1 << 18
+
+
+class CountingPilot(Pilot):
+    """A pilot that keeps account of itself."""
+
+    accounts: ClassVar[list[Account]] = []
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._num_bytes, self._cpu_s, self._begun_cpu_s = 0, 0.0, time.process_time()
+        super().__init__(*args, **kwargs)
+
+    def report(self, report: Report) -> None:
+        begun_s = time.thread_time()
+        super().report(report)
+        self._cpu_s += time.thread_time() - begun_s
+        if self.rank:
+            self._num_bytes += len(json.dumps(report.as_message())) + FRAME_BYTES
+
+    def close(self) -> None:
+        total_cpu_s = time.process_time() - self._begun_cpu_s
+        super().close()
+        account = Account(num_bytes=self._num_bytes, cpu_s=self._cpu_s, total_cpu_s=total_cpu_s)
+        self.accounts.append(account)
+
+    def _tell(self, message: list[Any]) -> None:
+        self._num_bytes += len(self._lines) * (len(json.dumps(message)) + FRAME_BYTES)
+        super()._tell(message)
+
+    def _listen(self) -> None:
+        super()._listen()
+        self._cpu_s += time.thread_time()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("workload")
+    parser.add_argument("cluster")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("trace")
+    parser.add_argument("steps", type=int)
+    options = parser.parse_args()
+    job = Job(workload=options.workload, clusters=(options.cluster,), results=options.out.parent, replay=options.trace)
+    trial.Pilot = CountingPilot  # type: ignore[misc] # on every rank
+    made: list[tuple[str, tuple[float, ...], list[float]]] = []
+
+    def lead(bench: Bench) -> None:
+        speeds = [device.flops_per_s or 1.0 for device in bench.cluster.devices]
+        samples = proportional(speeds, bench.info.global_batch, bench.limits)
+        start = Plan(batch=BatchPlan(samples=samples), comm=CommPlan(bucket_bytes=BUCKET_BYTES))
+        controller, taken_s = make_controller(job, bench, start, lambda _: None), []
+
+        def decide(row: StepRow) -> Decision | None:
+            begun_s = time.perf_counter()
+            decision = controller.decide(row)
+            taken_s.append(time.perf_counter() - begun_s)
+            return decision
+
+        done = trained(bench, start, options.steps, decide)
+        made.append((bench.cluster.label, done.measured.steps_s, taken_s))
+
+    control = on_bench(job, lead)
+    accounts = control.share(CountingPilot.accounts[-1])
+    if made:
+        label, steps_s, taken_s = made[0]
+        found = OnlineCost(
+            command="nox -s online_cost",
+            label=label,
+            num_steps=options.steps,
+            steps_s=steps_s,
+            decisions_s=tuple(taken_s),
+            accounts=tuple(accounts),
+            environment=describe_environment(),
+        )
+        write_json(options.out, found)
+
+
+main()

@@ -1,0 +1,119 @@
+"""Run by mpirun: splits that follow unlike devices ("balance", one job per batch) or disturbed ones ("disturbance").
+
+split_runs.py balance|disturbance FOLDER [--batch N] [--steps N]
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from autotune.bench import Bench
+from autotune.job import Job
+from autotune.online.candidates import Parts
+from autotune.retune import make_controller
+from autotune.simulate.cost import compute_s
+from autotune.simulate.limit import stated_sample_s
+from results.environment import describe_environment
+from results.store import write_json
+from tests.benchmarks.split_runs import (
+    BALANCE_STEPS,
+    BATCHES,
+    CLUSTER,
+    EPOCH,
+    EVEN,
+    NUM_EPOCHS,
+    RETUNED,
+    STATIC,
+    WORKLOAD,
+    Balance,
+    Curve,
+    Disturbed,
+    disturbances,
+)
+from tests.benchmarks.steered import Noted, on_bench, trained
+from workloads.plan import MIB, BatchPlan, CommPlan, Plan
+from workloads.split import RankCost, balanced, even
+
+ONLY_SAMPLES = Parts(partition=False, codec=False, collective=False)
+COMM = CommPlan(bucket_bytes=MIB)
+
+
+def plan_of(samples: tuple[int, ...]) -> Plan:
+    return Plan(batch=BatchPlan(samples=samples), comm=COMM)
+
+
+def best_split(bench: Bench) -> tuple[int, ...]:
+    total = bench.info.global_batch
+    times = [[compute_s(bench.graph, device, count) for count in (8, 40)] for device in bench.cluster.devices]
+    slopes = [(many - few) / 32 for few, many in times]
+    lines = [
+        RankCost(fixed_s=few - 8 * slope, per_sample_s=slope) for (few, _), slope in zip(times, slopes, strict=True)
+    ]
+    return balanced(lines, total, bench.limits)
+
+
+def measure_balance(job: Job, bench: Bench, folder: Path, num_steps: int) -> None:
+    total = bench.info.global_batch
+    start = plan_of(even(total, bench.limits))
+    noted = Noted(make_controller(job, bench, start, lambda _: None, ONLY_SAMPLES).decide, [])
+    done = trained(bench, start, num_steps, noted)
+    best = best_split(bench)
+    times = [compute_s(bench.graph, device, n) for device, n in zip(bench.cluster.devices, best, strict=True)]
+    write_json(
+        folder / f"balance-{total}.json",
+        Balance(
+            command="nox -s split",
+            label=bench.cluster.label,
+            global_batch=total,
+            splits=tuple(row.samples for row in noted.rows),
+            compute_s=tuple(row.compute_s for row in noted.rows),
+            steps_s=done.measured.steps_s,
+            ideal_samples_per_s=sum(1 / seconds for seconds in stated_sample_s(bench.graph, bench.cluster)),
+            least_imbalance=max(times) / (sum(times) / len(times)) - 1,
+            environment=describe_environment(),
+        ),
+    )
+
+
+def measure_disturbance(job: Job, bench: Bench, folder: Path, num_steps: int) -> None:
+    static = plan_of(best_split(bench))
+    controller = make_controller(job, bench, static, lambda _: None, ONLY_SAMPLES)
+    curves: dict[str, Curve] = {}
+    for name, plan, decide in (
+        (EVEN, plan_of(even(bench.info.global_batch, bench.limits)), None),
+        (STATIC, static, None),
+        (RETUNED, static, controller.decide),
+    ):
+        done = trained(bench, plan, num_steps, decide)
+        made = tuple(controller.decisions) if name == RETUNED else ()
+        curves[name] = Curve(steps_s=done.measured.steps_s, losses=done.losses, decisions=made)
+        found = Disturbed(
+            command="nox -s split",
+            label=bench.cluster.label,
+            disturbances=tuple(disturbances()),
+            curves=curves,
+            environment=describe_environment(),
+        )
+        write_json(folder / "disturbance.json", found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=["balance", "disturbance"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--batch", type=int, default=BATCHES[0])
+    parser.add_argument("--steps", type=int)
+    options = parser.parse_args()
+    job = Job(workload=WORKLOAD, clusters=(CLUSTER,), results=options.folder)
+    if options.what == "balance":
+        job = replace(job, options={"global_batch": str(options.batch)})
+        on_bench(job, lambda bench: measure_balance(job, bench, options.folder, options.steps or BALANCE_STEPS))
+    else:
+        job = replace(job, replay=str(options.folder / "disturbance.toml"))
+        num_steps = options.steps or EPOCH * NUM_EPOCHS
+        on_bench(job, lambda bench: measure_disturbance(job, bench, options.folder, num_steps))
+
+
+main()

@@ -1,0 +1,133 @@
+"""What the sessions on retuning make of their runs, without running anything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autotune.online.features import CANDIDATE_FEATURES, WINDOW_FEATURES
+from tests.benchmarks import meta_lab, split_runs
+from tests.benchmarks.drift import PARTS, UNCHANGED, DriftRun, Traced, best_first, chosen
+from tests.benchmarks.enemies import STEPS, TRACES, Enemy
+from tests.benchmarks.meta_lab import LabWindow
+from tests.benchmarks.split_runs import EVEN, RETUNED, Balance, Curve, Disturbed
+from workloads.cluster import load_cluster
+from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
+from workloads.trace import ChangingMix
+from workloads.trace_file import load_trace
+
+PLAN = Plan(batch=BatchPlan(samples=(4, 4)))
+
+
+def test_parts_may_change_what_they_are_named_for() -> None:
+    other = {
+        "partition": replace(PLAN, comm=CommPlan(reducer="scheduled", partition_bytes=1000, crosses_steps=True)),
+        "codec": replace(PLAN, compression=CompressionPlan(codec="fp16")),
+        "collective": replace(PLAN, comm=CommPlan(collective="shards", shares=(0.25, 0.75))),
+    }
+    for name, parts in PARTS.items():
+        assert parts.samples == (name in ("samples", "all"))
+        assert parts.allow(PLAN, PLAN)
+        for part, plan in other.items():
+            assert parts.allow(plan, PLAN) == (name in (part, "all"))
+
+
+def test_what_is_named_is_run_and_everything_if_nothing_is() -> None:
+    assert chosen(["lab", "steady"], ("paced", "lab")) == ["lab"]
+    assert chosen(["steady"], ("paced", "lab")) == ["paced", "lab"]
+
+
+def test_parts_are_held_against_the_plan_left_alone() -> None:
+    def run(step_s: float) -> tuple[DriftRun, ...]:
+        return (DriftRun(steps_s=(9.0, 9.0, step_s, step_s), plan=PLAN, decisions=(), cpu_s=0.0),)
+
+    traced = Traced(trace="link-drop", changes=(1,), runs={UNCHANGED: run(2.0), "samples": run(1.6)})
+    assert traced.parts_summary() == "link-drop, over the plan left alone: unchanged 1.000x, samples 1.250x"
+
+
+def test_the_best_static_plan_is_the_one_that_was_measured_to_be() -> None:
+    def run(step_s: float) -> tuple[DriftRun, ...]:
+        return (DriftRun(steps_s=(9.0, 9.0, step_s), plan=PLAN, decisions=(), cpu_s=0.0),)
+
+    runs = {"best static": run(2.0), "best static, another way": run(1.0), "clairvoyant": run(0.5)}
+    assert best_first(runs) == {"best static": run(1.0), "best static, another way": run(2.0), "clairvoyant": run(0.5)}
+
+
+def test_imbalance_after_each_adjustment() -> None:
+    splits = ((8, 8),) * 3 + ((12, 4),) * 3 + ((11, 5),) * 3
+    found = Balance(
+        command="",
+        label="",
+        global_batch=16,
+        splits=splits,
+        compute_s=((1.0, 3.0),) * 3 + ((1.5, 1.0),) * 3 + ((1.2, 1.2),) * 3,
+        steps_s=(3.0,) * 3 + (1.5,) * 3 + (1.25,) * 3,
+        ideal_samples_per_s=16.0,
+        least_imbalance=0.0,
+    )
+    assert found.adjustments == [3, 6]
+    assert [found.after(count) for count in range(4)] == pytest.approx([0.5, 0.2, 0.0, 0.0])
+    assert found.of_ideal == pytest.approx(0.8)
+
+
+def test_disturbances_are_drawn_apart_and_make_a_trace(tmp_path: Path) -> None:
+    found = split_runs.disturbances()
+    assert len(found) >= 2
+    assert all(later - earlier > 16 for (earlier, _), (later, _) in pairwise(found))
+    split_runs.write_trace(tmp_path / "disturbance.toml")
+    mix = ChangingMix(load_cluster("mixed4"), load_trace(str(tmp_path / "disturbance.toml")))
+    step, rank = found[0]
+    before, during, after = (mix.at(at).devices[rank].flops_per_s for at in (step - 1, step, step + 16))
+    assert before == after
+    assert during == pytest.approx((before or 0.0) / 3, rel=1e-3)
+
+
+def test_losses_are_compared_step_by_step_and_drawn() -> None:
+    curves = {
+        name: Curve(steps_s=(1.0,) * 4, losses=(4.0, 3.0, 2.0, last)) for name, last in ((EVEN, 1.0), (RETUNED, 0.9))
+    }
+    found = Disturbed(command="", label="emulated", disturbances=(), curves=curves)
+    assert found.loss_difference == pytest.approx(0.1)
+    assert split_runs.drawn(found).count("<polyline") == 4
+
+
+@pytest.mark.parametrize("enemy", [name for name in STEPS if name != "liar"])
+def test_enemies_are_traces(enemy: str) -> None:
+    mixes = ChangingMix(load_cluster("mixed4"), load_trace(str(TRACES / f"{enemy}.toml"))).course([1.0] * STEPS[enemy])
+    assert len(set(mixes)) == 2
+
+
+def test_an_enemy_is_judged_by_both_runs_of_the_static_plan() -> None:
+    found = Enemy(
+        command="",
+        label="",
+        enemy="liar",
+        static_s=(9.0, 9.0, 1.0),
+        static_again_s=(9.0, 9.0, 1.2),
+        retuned_s=(9.0, 9.0, 1.0),
+        decisions=(),
+    )
+    assert found.ratio == pytest.approx(1.1)
+    assert found.noise == pytest.approx(1 / 1.2)
+
+
+def test_guesses_are_graded_by_what_was_measured() -> None:
+    draw = np.random.default_rng(0)
+    window = LabWindow(
+        running=0,
+        default=1,
+        plans=(PLAN,) * 3,
+        window=tuple(draw.random(len(WINDOW_FEATURES))),
+        rows=tuple(tuple(row) for row in draw.random((3, len(CANDIDATE_FEATURES)))),
+        measured_s=(2.0, 4.0, 1.0),
+        simulated_s=(2.0, 3.0, 1.0),
+    )
+    assert meta_lab.regret(window, 0) == pytest.approx(0.5)
+    assert meta_lab.graded([window], [[0.0, -1.0, 1.0]]) == (pytest.approx(1.0), 0.0, 0.0)
+    assert meta_lab.graded([window], [[0.0, 1.0, -1.0]])[1] == pytest.approx(0.75)
+    assert len(window.guesses(meta_lab.MetaNetwork.shipped())) == 3
+    assert "2 windows, 6 measured candidates" in meta_lab.table([window, replace(window, running=2)])
