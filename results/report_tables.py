@@ -185,7 +185,7 @@ TRIALS: list[Column[TrialRow]] = [
     Column("", lambda row: ROLES.get(row.role, row.role), is_text=True),
     Column("ms\n/step", lambda row: format_ms(row.step_s)),
     Column(
-        "pre-\ndicted", lambda row: "" if row.predicted_step_s is None else format_ms(row.predicted_step_s), spare=2
+        "pre-\ndicted", lambda row: "" if row.predicted_step_s is None else format_ms(row.predicted_step_s), spare=1
     ),
     Column("samples\n/s", lambda row: format_rate(row.samples_per_s), spare=3),
     Column("vs\ndefault", lambda row: format_times(row.ratio_to_default)),
@@ -193,7 +193,7 @@ TRIALS: list[Column[TrialRow]] = [
     Column("samples", lambda row: format_shares(row.plan.batch.samples), is_text=True),
     Column("pieces", lambda row: _pieces(row.plan), is_text=True),
     Column("reducer", lambda row: _reducer(row.plan), is_text=True),
-    Column("transport", lambda row: row.plan.comm.transport, is_text=True, spare=1),
+    Column("transport", lambda row: row.plan.comm.transport, is_text=True, spare=2),
     Column("codec", lambda row: _codec(row.plan), is_text=True),
 ]
 

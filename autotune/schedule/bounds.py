@@ -4,12 +4,16 @@ Period: what one micro-batch keeps the busiest device busy. Makespan: for each d
 all its work, and what must come after its last; and the longest way through one micro-batch. Where one block of a device takes
 memory and another gives it back, at most c micro-batches are between the two: each must have come from the first to the end of
 the second before the one c later may start. What else memory costs only search can prove.
+
+Blocks that are on all devices of such a way leave windows between them, the same in every period, and each block of the way lies in
+one of them. Taken in order, as many as fit into what a period leaves make up one period of the way, so that it takes at least so many periods:
+with c micro-batches in between the period must be long enough for that (`_windows_s`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from workloads.blocks import BlockGraph
@@ -46,7 +50,53 @@ def tails_s(graph: BlockGraph) -> list[float]:
 
 
 def period_bound_s(graph: BlockGraph) -> float:
-    return max(*graph.work_s, *(hold.seconds / hold.most for hold in _holds(graph)), 0.0)
+    holds = list(_holds(graph))
+    ways = (hold.seconds / hold.most for hold in holds)
+    return max(*graph.work_s, *ways, *(_windows_s(graph, hold) for hold in holds), 0.0)
+
+
+def _windows_s(graph: BlockGraph, hold: _Hold) -> float:
+    """The shortest period in which the way from taker to giver, through the windows that blocks on all its devices leave, takes no
+    more periods than micro-batches can be on it.
+    """
+    way = [graph.blocks[block] for block in _longest_way(graph, hold.taker, hold.giver)]
+    places = {device for block in way for device in block.devices}
+    shared = [block for block in graph.blocks if places <= set(block.devices)]
+    taken_s = math.fsum(block.seconds for block in shared)
+    lengths = [block.seconds for block in way if block not in shared and block.seconds > 0]
+    if not taken_s or len(lengths) < 2:
+        return 0.0
+    low_s, high_s = taken_s + max(lengths), taken_s + math.fsum(lengths)
+    if _fits(low_s, taken_s, lengths, hold.most):
+        return low_s
+    while high_s - low_s > 1e-13 * high_s and low_s < (middle_s := (low_s + high_s) / 2) < high_s:
+        low_s, high_s = (low_s, middle_s) if _fits(middle_s, taken_s, lengths, hold.most) else (middle_s, high_s)
+    return low_s
+
+
+def _fits(period_s: float, taken_s: float, lengths: Sequence[float], most: int) -> bool:
+    """Whether the way can be over after `most` periods. Its first block may be at the end of its window, its last at the beginning."""
+    free_s, used_s, periods = (period_s - taken_s) * (1 + 1e-12), 0.0, 0
+    for length in lengths:
+        used_s += length
+        if used_s > free_s:
+            used_s, periods = length, periods + 1
+    return (periods - most) * period_s + lengths[0] + lengths[-1] - free_s <= 0
+
+
+def _longest_way(graph: BlockGraph, source: int, target: int) -> list[int]:
+    """The blocks of the way that takes longest from one to another that waits for it."""
+    ways: dict[int, tuple[float, list[int]]] = {source: (0.0, [source])}
+    for block in graph.topological:
+        reached = [
+            (ways[before][0] + graph.blocks[before].seconds + delay_s, ways[before][1])
+            for before, delay_s in graph.before[block]
+            if before in ways
+        ]
+        if reached and block != source:
+            seconds, way = max(reached)
+            ways[block] = (seconds, [*way, block])
+    return ways[target][1]
 
 
 def _holds(graph: BlockGraph) -> Iterator[_Hold]:

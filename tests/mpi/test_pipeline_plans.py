@@ -110,6 +110,22 @@ def test_a_sweep_finds_stages_where_links_are_slow(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
+def test_a_model_that_fits_no_device_is_tuned_in_stages(tmp_path: Path) -> None:
+    small = SLOW_LINKS.replace('memory_bandwidth = "2 GB/s"', 'memory_bandwidth = "2 GB/s"\nmemory = "1.6 MB"')
+    (tmp_path / "small.toml").write_text(small.replace("10 Mbit/s", "1 Gbit/s"))
+    arguments = ("--cluster", "small.toml", "--trials", "2", "--steps", "3", "--rounds", "2", "--json")
+    done = autotune(2, "sweep", "--workload", "vgg-tiny", *arguments, cwd=tmp_path)
+    assert done.code == 0, done.err
+    (path,) = tmp_path.glob("results/data/*/*/records.jsonl")
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert records[0]["state"] == "infeasible"
+    searched = [record for record in records if record["role"] == "search"]
+    assert searched
+    assert all(record["plan"]["pipeline"] is not None and record["state"] == "complete" for record in searched)
+
+
+@pytest.mark.mpi
 def test_a_stage_that_fails_ends_the_job_with_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(PROGRAMS), *sys.path])
     workload = "faulty_stage:factory"

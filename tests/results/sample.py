@@ -22,7 +22,7 @@ from results.record import (
     WorkloadInfo,
 )
 from workloads.cluster import load_cluster
-from workloads.plan import MIB, BatchPlan, CommPlan, CompressionPlan, Plan, default_plan
+from workloads.plan import MIB, BatchPlan, CommPlan, CompressionPlan, PipelinePlan, Plan, default_plan
 
 GLOBAL_BATCH = 64
 EVEN, FAIR = (16, 16, 16, 16), (27, 18, 13, 6)
@@ -40,6 +40,14 @@ def plan(
         comm=CommPlan(reducer=reducer, bucket_bytes=bucket_bytes),
         compression=CompressionPlan(codec=codec),
     )
+
+
+def staged_plan() -> Plan:
+    """A pipeline over three of the ranks."""
+    pipeline = PipelinePlan(
+        first_ops=(0, 9, 14), stage_ranks=((1,), (0,), (2,)), micro_batches=16, schedule="zero-bubble"
+    )
+    return Plan(batch=BatchPlan(samples=(GLOBAL_BATCH,) * 3 + (0,)), pipeline=pipeline)
 
 
 def info(

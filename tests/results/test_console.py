@@ -22,6 +22,7 @@ CASES: dict[str, Callable[[], SweepReport]] = {
     "late": lambda: finished(sample.comparison(late_s=0.05)),
     "loses": lambda: finished(sample.comparison(best_s=0.52)),
     "lossy": lambda: finished(sample.comparison(best_s=0.15, best=sample.plan(codec="fp16"))),
+    "stages": lambda: finished(sample.comparison(best_s=0.15, best=sample.staged_plan())),
     "interrupted": lambda: build_report(sample.info(), sample.records()[:9], None, None),
     "default does not fit": lambda: build_report(
         sample.info(), without_default(), sample.comparison(default=False), BEST_FILE
@@ -50,6 +51,14 @@ class TestReport:
         assert max(map(len, text.splitlines())) <= width
         assert ESCAPE not in text
         assert len(text.splitlines()) <= 70
+
+    def test_trials_show_what_was_predicted_and_stages(self) -> None:
+        tried = [*sample.records(), sample.trial(24, Role.SEARCH, sample.staged_plan(), 0.15)]
+        text = rendered(build_report(sample.info(), tried, sample.comparison(), BEST_FILE), width=140)
+        row = next(line for line in text.splitlines() if "3 stages" in line and "16 micro-batches" in line)
+        assert "150" in row.split()
+        assert "142" in row.split()  # 5 % less
+        assert "zero-bubble" in row
 
     @pytest.mark.parametrize("width", [100, 80])
     def test_key_facts_are_there(self, width: int) -> None:

@@ -67,6 +67,7 @@ def plan_job(workload: Workload, plan: Plan, graph: OpGraph, *, paced: bool = Tr
                     names=names,
                     lane=lane,
                     prefix=f"lane{lane}.",
+                    num_data=num_tensors(workload),
                     ops=ops,
                 ),
             )
@@ -78,6 +79,13 @@ def plan_job(workload: Workload, plan: Plan, graph: OpGraph, *, paced: bool = Tr
         table=_table(pipeline, lanes, len(plan.batch.samples)),
         samples=tuple((count,) * pipeline.micro_batches for count, _ in lanes),
     )
+
+
+def num_tensors(workload: Workload) -> int:
+    """Of a batch: the last stage hands all of them to the loss."""
+    sample, collate = workload.dataset()[0], getattr(workload, "collate", None)
+    batch = sample if collate is None else collate([sample])
+    return len(batch) if isinstance(batch, tuple | list) else 1
 
 
 def lanes_of(pipeline: PipelinePlan, samples: Sequence[int]) -> Lanes:

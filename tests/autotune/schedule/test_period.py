@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
+from autotune.schedule.bounds import period_bound_s
 from autotune.schedule.greedy import greedy_repetend
 from autotune.schedule.grid import FINE, make_grid
 from autotune.schedule.memory import fitting_order
@@ -30,6 +32,24 @@ def test_greedy_repetends_keep_every_rule(shape, devices):
     assert is_repetend(grid, found)
     if shape in "VX":
         assert found.period == max(graph.work_s)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("memory", [1, 2, 4])
+@pytest.mark.parametrize("shape", ["M", "NN"])
+def test_below_the_bound_that_needs_no_search_there_is_nothing(shape, memory, devices):
+    graph = SHAPES[shape](devices)
+    graph = dataclasses.replace(graph, memory=(float(memory),) * devices)
+    below = math.ceil(period_bound_s(graph) * 4 - 1e-6) - 1  # in quarters
+    attempt = find_repetend(make_grid(graph).finer(4), below, 20.0)
+    assert attempt.outcome is Outcome.INFEASIBLE
+
+
+@pytest.mark.parametrize(("shape", "least"), [("V", 4), ("X", 8), ("M", 8), ("NN", 10)])
+def test_on_many_devices_the_greedy_repetend_is_proven_by_the_bound(shape, least):
+    graph = SHAPES[shape](32)
+    assert period_bound_s(graph) == pytest.approx(least)
+    assert greedy_repetend(make_grid(graph), least - 1, 10_000).period == least
 
 
 def test_what_breaks_a_rule_is_no_repetend():

@@ -20,7 +20,6 @@ from autotune.runtime.pipeline.stages import (
     StageBlocks,
     add_chain,
     chain_blocks,
-    even_stages,
     parameter_names,
 )
 from autotune.runtime.pipeline.vocabulary import Vocabulary
@@ -36,8 +35,10 @@ from workloads.graph import Op, OpGraph
 from workloads.models.base import SupervisedWorkload
 from workloads.models.gpt import GptSize, Positions, adamw, gpt, synthetic_text
 
-SIZE = GptSize(vocabulary=4096, num_tokens=16, width=64, num_heads=4, num_blocks=7)
+SIZE = GptSize(vocabulary=2048, num_tokens=16, width=64, num_heads=4, num_blocks=8)
 TABLE = "0.token.weight"
+ROOM = 2
+"""Micro-batches that a device may hold besides as many as there are devices, as in the shapes: GPipe holds them all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +95,7 @@ def assemble(setting: Setting, model: nn.Sequential) -> Assembly:
         setting.workload,
         Chain(
             modules=modules,
-            first=even_stages(len(modules), num),
+            first=(0, *(1 + SIZE.num_blocks * stage // num for stage in range(1, num))),
             blocks=chain_blocks(num),
             names=names,
             source=source,
@@ -135,7 +136,10 @@ def tables_of(setting: Setting, time_s: float) -> dict[str, Timetable]:
     assembly = assemble(setting, setting.workload.model())
     samples = setting.workload.global_batch / setting.num_microbatches
     devices = setting.cluster.devices
-    graph = priced(assembly.program(shape(setting.num)), assembly.ops, devices, samples, link_s=links(setting))
+    program = assembly.program(shape(setting.num))
+    held = max(block.memory for block in priced(program, assembly.ops, devices, samples).blocks)
+    memory = ((setting.num + ROOM) * held,) * setting.num
+    graph = priced(program, assembly.ops, devices, samples, memory=memory, link_s=links(setting))
     found = {"searched": search(graph, setting.num_microbatches, time_s=time_s).table}
     for name in ("1f1b", "gpipe"):
         table = timetable(graph, setting.num_microbatches, around_chain(graph, name, setting.num_microbatches))

@@ -145,8 +145,8 @@ def verdicts(rows: list[dict[str, Any]]) -> list[tuple[str, bool]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cluster", default="uniform4")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--micro-batches", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--micro-batches", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--search-s", type=float, default=20.0)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
+import torch
+from torch.nn import functional
+from torch.utils.data import TensorDataset
 
 from autotune.runtime.pipeline.batch_cut import BatchCut
 from autotune.runtime.pipeline.plan_job import lanes_of, plan_job
@@ -13,6 +16,7 @@ from tests.autotune.runtime.pipeline.reference import TOLERANCE, batch_of, refer
 from workloads.capture import capture
 from workloads.errors import SpecError
 from workloads.models import gpt, resnet
+from workloads.models.base import SupervisedWorkload
 from workloads.plan import BatchPlan, PipelinePlan, Plan, default_plan
 
 
@@ -49,6 +53,36 @@ def test_uneven_replicas_are_exact(name, ranks, samples, schedule):
     expected, total = reference(model, workload.loss, batch, cut)
     placed = Placed(graph=job.table.graph, assemble=job.assemble)
     ran = run(Case(placed=placed, model=model, table=job.table, batch=batch, cut=cut), num_steps=2)
+    assert relative_error(ran.gradients(), expected) < TOLERANCE[workload.dtype]
+    assert ran.loss == pytest.approx(total)
+
+
+class Weighted(SupervisedWorkload):
+    """Batches of three tensors, the third of which weighs the samples' losses."""
+
+    def loss(self, model, batch):
+        inputs, targets, weights = batch
+        losses = functional.cross_entropy(model(inputs), targets, reduction="none")
+        return (losses * weights).mean()
+
+
+def test_the_loss_gets_all_tensors_of_a_batch():
+    plain = resnet.workload(size="tiny", dtype="float64", global_batch=16)
+    given = {field.name: getattr(plain, field.name) for field in fields(plain)}
+
+    def weighted():
+        inputs, targets = plain.build_dataset().tensors
+        return TensorDataset(inputs, targets, torch.arange(len(targets), dtype=torch.float64))
+
+    workload = Weighted(**given | {"build_dataset": weighted})
+    graph = costs(workload)
+    first = [op.name for op in graph.ops].index("3") + 1
+    pipeline = PipelinePlan(first_ops=(0, first), stage_ranks=((0,), (1,)), micro_batches=2)
+    job = plan_job(workload, Plan(batch=BatchPlan(samples=(16, 16)), pipeline=pipeline), graph)
+    model, batch, cut = seeded(workload), batch_of(workload, 16), BatchCut(samples=job.samples)
+    expected, total = reference(model, workload.loss, batch, cut)
+    placed = Placed(graph=job.table.graph, assemble=job.assemble)
+    ran = run(Case(placed=placed, model=model, table=job.table, batch=batch, cut=cut))
     assert relative_error(ran.gradients(), expected) < TOLERANCE[workload.dtype]
     assert ran.loss == pytest.approx(total)
 
