@@ -187,7 +187,7 @@ def tracing_cost(session: nox.Session) -> None:
 
 @nox.session
 def prediction(session: nox.Session) -> None:
-    """Predictions against measurements in the lab and paced (needs root, some 25 minutes); `-- again`: of the kept runs."""
+    """Predictions against measurements (needs root, 25 minutes); `-- lab` (or paced, what_if): one; `-- again`: of the kept."""
     install(session)
     run(session, "python", "-m", "tests.benchmarks.prediction", *session.posargs)
 

@@ -77,14 +77,17 @@ def pairs_of(measured: MeasuredPlans, profiles: list[Profile]) -> list[Pair]:
     return pairs
 
 
-def measure(folder: Path, say: Callable[[str], None]) -> None:
-    """Everything that needs the machine: profiles and plans, in the lab and paced."""
+def measure_lab(folder: Path, say: Callable[[str], None]) -> None:
+    """Profiles, then plans."""
     for cluster in CLUSTERS:
         with lab(cluster):
             for workload in WORKLOADS:
                 say(f"lab: {workload} on {cluster}")
                 profile(in_lab, folder, workload, cluster)
                 plans(in_lab, folder, workload, cluster, "lab", PLANS_PER_CELL)
+
+
+def measure_paced(folder: Path, say: Callable[[str], None]) -> None:
     for workload in WORKLOADS:
         say(f"paced: profile of {workload} on {PROFILED}")
         profile(paced, folder / PACED_PROFILES, workload, PROFILED)
@@ -92,11 +95,17 @@ def measure(folder: Path, say: Callable[[str], None]) -> None:
         for workload in WORKLOADS:
             say(f"paced: {workload} on {cluster}")
             plans(paced, folder, workload, cluster, "paced", PLANS_PER_CELL)
+
+
+def measure_what_if(folder: Path, say: Callable[[str], None]) -> None:
     for mix in WHAT_IF:
         with lab(str(MIXES / f"{mix}.toml")):
             for workload in WORKLOADS:
                 say(f"lab, what if: {workload} on {mix}")
                 plans(in_lab, folder, workload, str(MIXES / f"{mix}.toml"), "lab", PLANS_PER_WHAT_IF)
+
+
+KINDS = {"lab": measure_lab, "paced": measure_paced, "what_if": measure_what_if}
 
 
 def profile(run: Callable[[list[str]], None], folder: Path, workload: str, cluster: str) -> None:
@@ -220,7 +229,8 @@ def main() -> None:
     if sys.argv[1:] != ["again"]:
         folder.mkdir(parents=True, exist_ok=True)
         begun = time.monotonic()
-        measure(folder, lambda text: sys.stderr.write(f"{(time.monotonic() - begun) / 60:.1f} min  {text}\n"))
+        for kind in sys.argv[1:] or KINDS:
+            KINDS[kind](folder, lambda text: sys.stderr.write(f"{(time.monotonic() - begun) / 60:.1f} min  {text}\n"))
     found = judge(folder)
     PUBLISHED.mkdir(parents=True, exist_ok=True)
     write_json(PUBLISHED / "pairs.json", found)
