@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import cache, partial
 
 from autotune.bench import capture_workload, with_dataflow
-from autotune.schedule.cut import best_cut
-from autotune.schedule.stage_costs import StageCosts, at_cuts, stage_costs
+from autotune.schedule.cut import best_cut, cuts
+from autotune.schedule.stage_costs import StageCosts, at_cuts, cut_blocks, stage_costs
 from autotune.simulate.cost_model import cost_model
 from autotune.stage_cuts import stage_cuts, with_streams
 from workloads.blocks import BlockGraph
@@ -28,20 +28,27 @@ ROOM = 0.75
 """Of the micro-batches that 1F1B would hold on a device, rounded up: memory that binds."""
 GPT_BLOCKS = 48
 """GPT-2 small's width at GPT-2 XL's depth: 12 blocks beside a head that costs as much as five of them leave no 32 stages."""
-_MOVES = {8: 16, 16: 6, 32: 2}
-"""Cuts beside the first that are judged by schedules; those of many stages take seconds each."""
+_MOVES = 6
+"""Cuts beside the first that are judged by schedules, which take seconds each for many stages."""
 Costs = Callable[[Cluster], Callable[[int], StageCosts]]
 
 
 def cut_model(name: str, num_devices: int, num: int) -> BlockGraph:
     """The best cut into as many stages as devices, on memory of which 1F1B would need more."""
     of = {"gpt": gpt_costs, "resnet": resnet_costs}[name]()(_mix(num_devices))
-    cut = best_cut(of, (num,), max_moves=_MOVES[num_devices], num_stages=num_devices).graph
+    cut = _cut(of, num_devices, num)
     stages = len(cut.blocks) // 2
     memory = list(cut.memory)
     for stage, block in enumerate(cut.blocks[:stages]):
         memory[block.devices[0]] = math.ceil(ROOM * (stages - stage)) * block.memory
     return BlockGraph(num_devices=cut.num_devices, memory=tuple(memory), blocks=cut.blocks, link_s=cut.link_s)
+
+
+def _cut(of: Callable[[int], StageCosts], num_stages: int, num: int) -> BlockGraph:
+    """Judged by schedules too, but for 32 stages: there the portfolio alone takes half a minute for each."""
+    if num_stages < 32:
+        return best_cut(of, (num,), max_moves=_MOVES, num_stages=num_stages).graph
+    return cut_blocks(of(num), cuts(of(num), num, num_stages)[0])
 
 
 @cache
@@ -65,9 +72,9 @@ def gpt_costs() -> Costs:
         build_optimizer=partial(adamw, lr=1e-3),
     )
     shallow = capture_workload(workload, 0)
-    cuts = stage_cuts(workload, shallow, 0)
-    assert cuts is not None
-    graph, first = deepened(with_streams(shallow, cuts), cuts.first_ops, GPT_BLOCKS)
+    places = stage_cuts(workload, shallow, 0)
+    assert places is not None
+    graph, first = deepened(with_streams(shallow, places), places.first_ops, GPT_BLOCKS)
     return partial(_costs, graph, 128, first)
 
 

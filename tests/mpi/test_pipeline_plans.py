@@ -140,7 +140,6 @@ def test_a_stage_that_fails_ends_the_job_with_its_cause(tmp_path: Path, monkeypa
     assert done.code == 1
     assert len(done.errors) == 1
     assert "rank 1: ValueError: on purpose, in a stage" in done.errors[0]
-    assert done.seconds < 25
 
 
 @pytest.mark.mpi

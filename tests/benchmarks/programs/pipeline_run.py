@@ -10,7 +10,7 @@ import argparse
 import json
 import random
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -28,7 +28,7 @@ from autotune.schedule.timing import timetable
 from results.environment import describe_environment
 from results.stats import speedup
 from workloads.blocks import Timetable
-from workloads.cluster import load_cluster
+from workloads.cluster import Cluster, Device, load_cluster
 
 STATE_COPIES = 4
 """Parameters, gradients and AdamW's two moments."""
@@ -59,6 +59,19 @@ class Run:
             "predicted_bytes": self.predicted_bytes,
             "metered_bytes": self.metered_bytes,
         }
+
+
+def slowed(cluster: Cluster, factor: float) -> Cluster:
+    """The mix with devices that are slower: four ranks on two cores need more than a quarter of what the fast ones state."""
+
+    def slow(device: Device) -> Device:
+        assert device.flops_per_s is not None
+        assert device.memory_bytes_per_s is not None
+        flops, memory = device.flops_per_s / factor, device.memory_bytes_per_s / factor
+        return replace(device, flops_per_s=flops, memory_bytes_per_s=memory)
+
+    hosts = tuple(replace(host, devices=tuple(map(slow, host.devices))) for host in cluster.hosts)
+    return replace(cluster, name=f"{cluster.name}, {factor:g} times slower", hosts=hosts)
 
 
 def agreed_tables(control: Control, setting: Setting, time_s: float) -> dict[str, Timetable]:
@@ -145,16 +158,19 @@ def verdicts(rows: list[dict[str, Any]]) -> list[tuple[str, bool]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cluster", default="uniform4")
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--micro-batches", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=96)
+    parser.add_argument("--micro-batches", type=int, default=24)
+    parser.add_argument(
+        "--slower", type=float, default=3.0, help="devices slower by this factor: real work is to hide in them"
+    )
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--search-s", type=float, default=20.0)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     control = start_control()
-    cluster = load_cluster(given.cluster).for_ranks(control.size)
+    cluster = slowed(load_cluster(given.cluster).for_ranks(control.size), given.slower)
     workload = workload_of(given.batch)
     setting = Setting(
         workload=workload, costs=costs_of(workload), cluster=cluster, num_microbatches=given.micro_batches
