@@ -86,7 +86,8 @@ class Unit(FlatGradients):
         for place, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
             if place in self._filled:
                 self._take(place)
-            elif parameter.grad is None or not self._reopened:
+                continue
+            if parameter.grad is None or not self._reopened:
                 missing.append(place)
                 view.zero_()
             parameter.grad = view
@@ -155,6 +156,9 @@ class Unit(FlatGradients):
     def _take(self, place: int) -> None:
         """Autograd makes a tensor of its own where the gradient had been set to None."""
         parameter, view = self.parameters[place], self.views[place]
-        if parameter.grad is not None and parameter.grad is not view:
-            view.copy_(parameter.grad)
-            parameter.grad = view
+        gradient = parameter.grad
+        if gradient is view:
+            return
+        if gradient is not None:
+            view.copy_(gradient)
+        parameter.grad = view

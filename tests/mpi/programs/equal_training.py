@@ -18,7 +18,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from autotune.runtime.comm.engine import Engine
 from autotune.runtime.comm.exchange import Setting
-from autotune.runtime.control import start_control
+from autotune.runtime.control import Control, start_control
 from autotune.runtime.groups import Groups
 from workloads.cluster import load_cluster
 from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
@@ -144,9 +144,24 @@ def scheduled(job: Any, optimizer_name: str, plan: Plan, groups: Groups, rank: i
     return model
 
 
-def distance(a: nn.Module, b: nn.Module) -> float:
-    ours, theirs = (torch.cat([p.detach().double().reshape(-1) for p in model.parameters()]) for model in (a, b))
+def values(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().double().reshape(-1) for p in model.parameters()])
+
+
+def distance(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).norm() / theirs.norm())
+
+
+def plain_twice(job: Any, optimizer_name: str, samples: tuple[int, ...], control: Control) -> tuple[Tensor, Tensor]:
+    """Plain training as rank 0 does it, and with the ranks added the other way round, by rank 1 at the same time."""
+    order = list(range(control.size))
+    mine = (
+        plain(job, optimizer_name, samples, order if control.rank == 0 else order[::-1]) if control.rank < 2 else None
+    )
+    first, second, *_ = control.share(values(mine) if mine is not None else None)
+    assert first is not None
+    assert second is not None
+    return first, second
 
 
 def linear_layers(model: nn.Module) -> tuple[str, ...]:
@@ -179,8 +194,8 @@ def main() -> None:
         uneven = proportional(
             [1.0 / (1 + rank) for rank in range(size)], job.global_batch, bounds(size, job.global_batch)
         )
-        model = plain(job, optimizer_name, uneven, list(range(size)))
-        floor = distance(plain(job, optimizer_name, uneven, list(reversed(range(size)))), model)
+        expected, other_way = plain_twice(job, optimizer_name, uneven, control)
+        floor, model = distance(other_way, expected), job.model()
         partition = sum(p.numel() * p.element_size() for p in model.parameters()) // NUM_PARTS
         for way in ways:
             options = {"partition_bytes": partition, "credit_bytes": 3 * partition, "crosses_steps": True} | WAYS[way]
@@ -192,7 +207,7 @@ def main() -> None:
                 comm=CommPlan(reducer="scheduled", **options),
                 compression=CompressionPlan(factors=factors),
             )
-            error = distance(scheduled(job, optimizer_name, plan, groups, control.rank), model)
+            error = distance(values(scheduled(job, optimizer_name, plan, groups, control.rank)), expected)
             errors = control.gather(error)
             if errors is not None:
                 case = {"model": job_name, "optimizer": optimizer_name, "way": way, "ranks": size, "dtype": DTYPE}
