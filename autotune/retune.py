@@ -8,6 +8,7 @@ from pathlib import Path
 
 from autotune.bench import Bench
 from autotune.job import Job
+from autotune.online.aside import thinking_aside
 from autotune.online.candidates import ALL_PARTS, Candidates, Parts, candidates
 from autotune.online.comm_controller import CommController
 from autotune.online.controller import Controller
@@ -48,6 +49,7 @@ def make_controller(
         cluster=cluster,
         reowns=parts.collective,
         opinion=opinion,
+        thinks=thinking_aside(),
     )
     return Controller(
         plan,

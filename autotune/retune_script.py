@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from autotune.online.aside import thinking_aside
 from autotune.online.candidates import Candidates, candidates
 from autotune.online.comm_controller import CommController
 from autotune.online.controller import Controller
@@ -51,7 +52,8 @@ def script_controller(
 
     sized = ModelSizes.of_parameters([tuple(parameter.shape) for parameter in trained], sizes)
     known = Known(model=sized, shards_gain=shards_gain(mix))
-    comm = CommController(known, offers, Memory(MetaNetwork.shipped()), cluster=mix)
+    memory = Memory(MetaNetwork.shipped())
+    comm = CommController(known, offers, memory, cluster=mix, thinks=thinking_aside())
     return Controller(plan, limits, sum(samples), comm=comm, on_decision=on_decision, clock=time.perf_counter)
 
 

@@ -84,6 +84,7 @@ def lead_training(job: Job, bench: Bench, watcher: Watcher) -> TrainingReport:
     )
     seconds = time.monotonic() - begun
     if controller is not None and controller.comm is not None:
+        controller.comm.rest()
         save_memory(learned_file(job, bench), controller.comm.memory)
     breakdown = break_down(done.measured.timeline)
     decisions = tuple(controller.decisions) if controller is not None else ()

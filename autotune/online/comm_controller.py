@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from autotune.online.aside import Thinks, at_once
 from autotune.online.candidates import Candidates
 from autotune.online.features import Grid, Singles
 from autotune.online.known import Known
@@ -84,7 +86,16 @@ class _Trial:
     """What it was predicted from, if the network was asked."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Answer:
+    """A way that is surely better."""
+
+    switch: Switch
+    trial: _Trial
+
+
 _PATIENT = Patience()
+_REST_S = 60.0
 
 
 class CommController:
@@ -100,10 +111,15 @@ class CommController:
         cluster: Cluster | None = None,
         reowns: bool = True,
         opinion: SecondOpinion | None = None,
+        thinks: Thinks = at_once,
     ) -> None:
         """`offers`: the candidates beside a plan, for its split. `cluster`: the mix, if its links may be looked at. `reowns`:
-        whether shards may get other owners. `opinion`: of a simulator, where there is a cost model.
+        whether shards may get other owners. `opinion`: of a simulator, where there is a cost model. `thinks`: where what
+        takes longer than a step may wait is done; the answer is taken up when it is there.
         """
+        self._thinks = thinks
+        self._answer: tuple[Plan, Future[_Answer | None], Sight | None] | None = None
+        """For which plan it was asked, what comes of it, and what to say if that is nothing."""
         self._links = LinkView(cluster, reowns=reowns) if cluster is not None else None
         self._opinion = opinion
         self._known, self._offers, self.memory, self._patience = known, offers, memory, patience
@@ -138,8 +154,8 @@ class CommController:
 
     def propose(self) -> Switch | None:
         """Another plan with the same split, if one is surely better; or back, if the last was not."""
-        if len(self._steps) < self._patience.steps:
-            return None
+        if self._answer is not None or len(self._steps) < self._patience.steps:
+            return self._take_up(*self._answer) if self._answer is not None else None
         if self._trial is None and self._question is None and self._asked is not None:
             return self._changed(self._asked) if self._has_changed(self._asked) else None
         if self._looked and (switch := self._other_owners(self._window())) is not None:
@@ -183,9 +199,27 @@ class CommController:
         question = self._question or Sight(what=first, ranks=())
         self._question, self._asked = None, seen
         looked, self._looked = self._looked, False
-        if (switch := self._ask(seen, question)) is not None or not looked:
-            return switch
-        return Switch(plan=seen.plan, reason=question.what, ranks=question.ranks, switches=False)
+        return self._think(seen, lambda: self._ask(seen, question), question if looked else None)
+
+    def _think(self, seen: Window, ask: Callable[[], _Answer | None], otherwise: Sight | None = None) -> Switch | None:
+        """Have a question answered, now or soon."""
+        self._answer = seen.plan, self._thinks(ask), otherwise
+        return self._take_up(*self._answer)
+
+    def _take_up(self, plan: Plan, coming: Future[_Answer | None], otherwise: Sight | None) -> Switch | None:
+        """The answer, if it is there; what was asked of another plan is forgotten, and asked again."""
+        if not coming.done():
+            return None
+        self._answer, answer = None, coming.result()
+        if plan != self._plan:
+            self._question = self._question or otherwise or Sight(what="samples have moved meanwhile", ranks=())
+            return None
+        if answer is not None:
+            self._trial = answer.trial
+            return answer.switch
+        if otherwise is None:
+            return None
+        return Switch(plan=plan, reason=otherwise.what, ranks=otherwise.ranks, switches=False)
 
     def _other_owners(self, seen: Window) -> Switch | None:
         """What runs, with the owners that the links call for, where that saves enough."""
@@ -200,6 +234,10 @@ class CommController:
         plan = self._links.with_owners(seen.plan)
         return Switch(plan=plan, predicted_gain=gain, reason=question.what, ranks=question.ranks)
 
+    def rest(self) -> None:
+        """Wait until nothing is being thought about."""
+        self._thinks(lambda: None).result(timeout=_REST_S)
+
     def found(self, arrivals: Sequence[Sequence[float]]) -> None:
         """What ranks have received from one another just now, a row for each."""
         if self._links is None or self._plan is None:
@@ -207,7 +245,8 @@ class CommController:
         self._question, self._looked = self._links.take_in(arrivals), True
         self._known = self._links.known(self._known, self._plan.comm)
 
-    def _ask(self, seen: Window, question: Sight) -> Switch | None:
+    def _ask(self, seen: Window, question: Sight) -> _Answer | None:
+        """A way that is surely better. It changes nothing here, so that it may take its time elsewhere."""
         offered = self._offers(seen.plan)
         if self._links is not None:
             offered = self._links.owned(offered, seen.plan)
@@ -224,9 +263,10 @@ class CommController:
         if chosen == running:
             return None
         predicted = float(guess.mean[chosen] - guess.mean[running])
-        self._trial = _Trial(before=seen.plan, seen=seen, numbers=(numbers[0], numbers[1][chosen]), predicted=predicted)
+        trial = _Trial(before=seen.plan, seen=seen, numbers=(numbers[0], numbers[1][chosen]), predicted=predicted)
         gain = 1 - math.exp(-predicted)
-        return Switch(plan=offered.plans[chosen], predicted_gain=gain, reason=question.what, ranks=question.ranks)
+        switch = Switch(plan=offered.plans[chosen], predicted_gain=gain, reason=question.what, ranks=question.ranks)
+        return _Answer(switch=switch, trial=trial)
 
     def _judged(self, trial: _Trial, seen: Window) -> Switch | None:
         """Learn from what the switch has brought; back if that is a loss, unless ranks compute differently by now. If it is
@@ -236,11 +276,15 @@ class CommController:
         self._asked = seen
         if abs(math.log(trial.seen.compute_s / seen.compute_s)) > self._patience.other_compute:
             return None
-        if trial.numbers is not None:
-            row_window, row = trial.numbers
-            self.memory.learn(Case(window=row_window, row=row, predicted=trial.predicted, measured=measured))
         if measured >= 0:
-            return self._ask(seen, Sight(what=f"the last way has saved {_percent(1 - math.exp(-measured))}", ranks=()))
+            better = Sight(what=f"the last way has saved {_percent(1 - math.exp(-measured))}", ranks=())
+
+            def learn_and_ask() -> _Answer | None:
+                self._learn(trial, measured)
+                return self._ask(seen, better)
+
+            return self._think(seen, learn_and_ask)
+        self._thinks(lambda: self._learn(trial, measured))
         self._rejected.add(_way(seen.plan))
         self._asked = trial.seen  # steps are to be as they were before it
         back = replace(trial.before, batch=seen.plan.batch)
@@ -248,6 +292,11 @@ class CommController:
         if len(self._rejected) < self._patience.tries:
             self._question = Sight(what="the last way was none", ranks=())
         return Switch(plan=back, predicted_gain=measured, reason=reason, kind=REGRET)
+
+    def _learn(self, trial: _Trial, measured: float) -> None:
+        if trial.numbers is not None:
+            row_window, row = trial.numbers
+            self.memory.learn(Case(window=row_window, row=row, predicted=trial.predicted, measured=measured))
 
     def _has_changed(self, before: Window) -> bool:
         """Whether the last steps all take longer, or all shorter, beyond computing than when it was last asked."""

@@ -103,9 +103,10 @@ class Simulator:
 
     @property
     def is_tight(self) -> bool:
-        """Whether some device could not even hold the whole model between steps."""
+        """Whether some device could not hold the whole model with an even share of the batch."""
         limits = [device.memory_bytes for device in self.costs.cluster.devices]
-        return any(limit is not None and self.graph.held_bytes > limit for limit in limits)
+        held = self.graph.held_bytes + self.graph.saved_bytes_per_sample * self.info.global_batch / len(limits)
+        return any(limit is not None and held > limit for limit in limits)
 
     def forecast(self, plan: Plan) -> Forecast:
         """Everything a person wants to know of a plan."""

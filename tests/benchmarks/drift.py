@@ -26,14 +26,14 @@ PROGRAM = "tests.benchmarks.programs.drift"
 WORKLOAD, CLUSTER = "vgg", "mixed4"
 STEPS = {
     "busy-neighbour": 160,
-    "random-walk": 160,
-    "speed-drift": 120,
+    "random-walk": 120,
+    "speed-drift": 200,
     "bandwidth-swing": 80,
     "link-drop": 80,
     "steady": 80,
 }
 """Of each trace."""
-PART_STEPS = {"busy-neighbour": 120, "random-walk": 100, "bandwidth-swing": 80, "link-drop": 80}
+PART_STEPS = {"busy-neighbour": 80, "random-walk": 80, "bandwidth-swing": 80, "link-drop": 80}
 """Of the traces on which parts are compared."""
 KINDS, WHAT = ("paced", "lab"), ("contenders", "parts")
 STATIC, CLAIRVOYANT, RETUNED = "best static", "clairvoyant", "retuned"

@@ -7,6 +7,7 @@ through the rotating neighbour. Kept under results/published/online-cost.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -53,10 +54,9 @@ class OnlineCost:
     def cpu_share(self) -> float:
         return sum(account.cpu_s for account in self.accounts) / sum(account.total_cpu_s for account in self.accounts)
 
-    @property
-    def of_step(self) -> float:
-        """Processor time for a step, over all ranks, as a share of a step's time."""
-        return sum(account.cpu_s for account in self.accounts) / sum(self.steps_s)
+    def of_core(self, accounts: Sequence[Account]) -> float:
+        """Processor time of those ranks, the most of one of them, as a share of the time that training took."""
+        return max(account.cpu_s for account in accounts) / sum(self.steps_s)
 
     def quantile_s(self, share: float) -> float:
         ordered = sorted(self.decisions_s)
@@ -67,7 +67,8 @@ def line(found: OnlineCost) -> str:
     return (
         f"Measured over {found.num_steps} steps ({WORKLOAD} on {CLUSTER} through {TRACE}, {found.label}): a decision takes "
         f"{1e3 * median(found.decisions_s):.2f} ms in the median, {1e3 * found.quantile_s(0.99):.2f} ms at the 99th percentile; reports, words and "
-        f"decisions take {100 * found.cpu_share:.2f} % of the ranks' processor time ({100 * found.of_step:.2f} % of a core); "
+        f"decisions take {100 * found.of_core(found.accounts[:1]):.2f} % of a core on rank 0 and {100 * found.of_core(found.accounts[1:]):.2f} % on the "
+        f"others ({100 * found.cpu_share:.1f} % of what the ranks use at all, whose devices are paced); "
         f"{found.bytes_per_step:.0f} bytes a step on the control channel of {len(found.accounts)} ranks. `nox -s online_cost`."
     )
 

@@ -92,6 +92,25 @@ def test_training_goes_through_a_trace(swept: tuple[Path, list[dict[str, Any]]])
     refused(autotune(2, "train", *OWN, "--replay", "link-dorp", *rest, cwd=folder), "did you mean 'link-drop'?")
 
 
+@pytest.mark.mpi
+def test_what_is_decided_while_training_stands_in_report_and_trace(swept: tuple[Path, list[dict[str, Any]]]) -> None:
+    """A link all but stops after 15 steps, which all ranks look at before an agreed step; samples and losses go on."""
+    folder, _ = swept
+    (folder / "drop.toml").write_text("[[change]]\nat = 15\nhost = 1\nbandwidth = 0.003\n")
+    rest = ("--cluster", "mixed4", "--steps", "40", "--rounds", "1", "--json")
+    done = autotune(2, "train", *OWN, "--online", "--replay", "drop.toml", "--trace", "online.json", *rest, cwd=folder)
+    assert done.code == 0, done.err
+    trained = json.loads(done.out)
+    assert len(trained["losses"]) == 40
+    decisions = trained["decisions"]
+    looks = [decision for decision in decisions if decision["kind"] == "look"]
+    assert looks
+    assert any(decision["kind"] == "network" and "carr" in decision["reason"] for decision in decisions)
+    spans = [span for span in read_trace(folder / "online.json").spans if span.lane == "decisions"]
+    assert [span.kind for span in spans] == [decision["kind"] for decision in decisions]
+    assert any("timing the links" in span.op for span in spans)
+
+
 def check_trace(traced: Timeline) -> None:
     """Every source is in it, of both ranks and on one clock, and a bucket's ranges tell the bytes of its collective."""
     for rank in (0, 1):

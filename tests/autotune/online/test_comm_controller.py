@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
 from itertools import count, pairwise
 from typing import Any
@@ -22,7 +23,7 @@ from profilers.step_stats import Part, PartSums, StepStats
 from results.decision import LOOK, NETWORK, REGRET
 from tests.autotune.online.jobs import GRAPH, SAMPLES, make_simulated, observed, offered
 from workloads.cluster import load_cluster
-from workloads.plan import CommPlan, Plan
+from workloads.plan import BatchPlan, CommPlan, Plan
 
 PATIENCE = Patience()
 NUMBERS = count()
@@ -138,6 +139,35 @@ def test_while_ranks_compute_differently_nothing_is_judged() -> None:
         found.observe(tried.plan, tuple(replace(stats, step=number) for stats in steps(3.0, compute_s=2.0)))
         assert found.propose() is None
     assert not found.memory.cases
+
+
+def test_an_answer_that_takes_its_time_is_taken_up_later_and_only_for_the_plan_it_was_asked_for() -> None:
+    """Samples move while it is thought about: it is asked again for the split that holds then."""
+    waiting: list[tuple[Future[Any], Any]] = []
+
+    def thinks(work: Any) -> Future[Any]:
+        waiting.append((Future(), work))
+        return waiting[-1][0]
+
+    memory, oracle = Memory(MetaNetwork.cold()), Oracle({3: 0.2})
+    memory.network = oracle  # type: ignore[assignment]
+
+    def offers(running: Plan) -> Candidates:
+        return Candidates(plans=tuple(replace(plan, batch=running.batch) for plan in CANDIDATES.plans))
+
+    found = CommController(KNOWN, offers, memory, thinks=thinks)
+    assert run(found, RUNNING, 2.0, 20) is None
+    moved = replace(RUNNING, batch=BatchPlan(samples=(5, 3, 2, 2)))
+    assert run(found, moved, 2.0, 3) is None
+    done, work = waiting.pop()
+    done.set_result(work())
+    assert run(found, moved, 2.0, 10) is None
+    done, work = waiting.pop()
+    done.set_result(work())
+    switch = run(found, moved, 2.0, 1)
+    assert switch is not None
+    assert switch.plan == replace(CANDIDATES.plans[3], batch=moved.batch)
+    assert oracle.num_asked == 2
 
 
 LOOKING = load_cluster("mixed4")

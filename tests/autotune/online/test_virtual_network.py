@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from results.decision import LOOK, NETWORK
@@ -37,6 +39,19 @@ def test_retuning_on_every_trace(trace: str, asks_simulator: bool) -> None:
         assert retuned - 1 >= 0.88 * (known - 1)
     assert retuned >= 0.99 * min(left, 1.0)
     assert retuned >= 0.9
+
+
+def test_where_the_simulator_likes_another_way_both_are_to_be_measured() -> None:
+    stretches = virtual_run("link-drop", 80).stretches
+    best, alike = stretches.static_plans()
+    first = stretches.plans[stretches.mixes[0]]
+    assert best.comm.reducer != first.comm.reducer
+    assert replace(alike.comm, shares=()) == replace(first.comm, shares=())
+    assert stretches.total_s(alike) <= stretches.total_s(first)
+    for script in stretches.clairvoyants():
+        assert len(script) == 80
+        assert len(set(script[:40])) == len(set(script[40:])) == 1
+    assert len(virtual_run("busy-neighbour", 80).stretches.static_plans()) == 1
 
 
 def test_a_link_that_drops_is_named_and_its_host_owns_nothing_any_more() -> None:
