@@ -71,11 +71,19 @@ def gpt_costs() -> Costs:
         build_dataset=partial(synthetic_text, **text),
         build_optimizer=partial(adamw, lr=1e-3),
     )
-    shallow = capture_workload(workload, 0)
+    shallow = _untied(capture_workload(workload, 0))
     places = stage_cuts(workload, shallow, 0)
     assert places is not None
     graph, first = deepened(with_streams(shallow, places), places.first_ops, GPT_BLOCKS)
     return partial(_costs, graph, 128, first)
+
+
+def _untied(graph: OpGraph) -> OpGraph:
+    """With a head of its own, whose backward pass has two halves like any other's: a tied layer's weights count as the embedding's."""
+    head = max(place for place, op in enumerate(graph.ops) if op.factor_shapes)
+    outputs, inputs = graph.ops[head].factor_shapes[0]
+    own = replace(graph.ops[head], param_bytes=4 * outputs * inputs)
+    return replace(graph, ops=(*graph.ops[:head], own, *graph.ops[head + 1 :]))
 
 
 def deepened(graph: OpGraph, first_ops: tuple[int, ...], num_blocks: int) -> tuple[OpGraph, tuple[int, ...]]:
