@@ -41,12 +41,15 @@ class LinkView:
         return len(self.mix.hosts) > 1 and comm.transport == "gloo"
 
     def take_in(self, arrivals: Sequence[Sequence[float]]) -> Sight:
-        """What ranks have received from one another just now, a row for each."""
+        """What ranks have received from one another just now, a row for each. Links that are not clearly others stay as they were."""
         before, hosts = self.mix, self.mix.host_of_rank
         firsts = [arrivals[hosts.index(host)] for host in range(len(before.hosts))]
-        self.mix, self.is_current = with_links(self._stated, links_of(firsts)), True
-        self.owners = plan_shares(self.mix) if self._reowns else ()
-        ratios = changed_hosts(before, self.mix)
+        now = with_links(self._stated, links_of(firsts))
+        ratios = changed_hosts(before, now)
+        kept = tuple(now.hosts[host] if host in ratios else old for host, old in enumerate(before.hosts))
+        self.mix, self.is_current = replace(before, hosts=kept), True
+        if ratios and self._reowns:
+            self.owners = plan_shares(self.mix)
         return Sight(what=in_words(self.mix, ratios), ranks=ranks_on(self.mix, list(ratios)))
 
     def known(self, before: Known, running: CommPlan) -> Known:
