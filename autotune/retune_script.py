@@ -17,6 +17,7 @@ from autotune.online.learning import Memory
 from autotune.online.meta_network import MetaNetwork
 from autotune.online.model_sizes import ModelSizes
 from autotune.space import Space, max_bucket_log2, ways_to_send
+from autotune.stage_points import NO_STAGES
 from results.decision import Decision
 from workloads.cluster import Cluster
 from workloads.plan import LOSSLESS_CODECS, CommPlan, Plan
@@ -41,6 +42,7 @@ def script_controller(
         codecs=LOSSLESS_CODECS,
         max_bucket_log2=max_bucket_log2(sum(sizes)),
         factors_for=None,
+        staged=NO_STAGES,
         **ways_to_send(num_ranks, (plan.comm.transport,)),
     )
 

@@ -1,8 +1,8 @@
 """What priority, crossing and factors are worth where communication takes half, as long, and twice as long as computing.
 
 `nox -s schedule_gain` (needs root) makes a lab for every workload and ratio, with links just fast enough, and keeps every
-contender of every cell, with its ideal, under results/published/schedule-gain; `-- vgg` measures one workload, `-- again` makes the
-table of what is kept.
+contender of every cell, with its ideal, under results/published/schedule-gain; `-- vgg 0.5` measures one workload, or one
+cell, `-- again` makes the table of what is kept.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ def cluster_text(workload: str, ratio: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def measure(folder: Path, workloads: Sequence[str]) -> None:
+def measure(folder: Path, workloads: Sequence[str], ratios: Sequence[float]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     autotune = str(Path(sys.executable).with_name("autotune"))
     for workload in workloads:
-        for ratio in RATIOS:
+        for ratio in ratios:
             mix = folder / f"{workload}-x{ratio:g}.toml"
             mix.write_text(cluster_text(workload, ratio))
             subprocess.run([autotune, "lab", "up", "--name", "gain", "--cluster", str(mix)], check=True)
@@ -132,7 +132,9 @@ def _shown(cell: GainCell, name: str) -> str:
 
 def main() -> None:
     if sys.argv[1:] != ["again"]:
-        measure(PUBLISHED, sys.argv[1:] or WORKLOADS)
+        named = sys.argv[1:]
+        ratios = [ratio for ratio in RATIOS if f"{ratio:g}" in named]
+        measure(PUBLISHED, [name for name in WORKLOADS if name in named] or WORKLOADS, ratios or RATIOS)
     text = table(PUBLISHED)
     put_between(PAGE, "<!-- gain -->", "<!-- /gain -->", text)
     sys.stdout.write(text + "\n")

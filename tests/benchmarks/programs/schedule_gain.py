@@ -77,7 +77,10 @@ def contenders(bench: Bench, predicted: Simulator) -> dict[str, Plan]:
     plans = {"plain overlap": default, "DDP, best bucket": fastest(bench, ddp), "priority and crossing": ours(())}
     if factors:
         plans["with factors"] = ours(factors)
-    everything = [ours(factors, "shards"), plans.get("with factors", plans["priority and crossing"])]
+    everything = [
+        ours(factors, "shards"),
+        *(plans[name] for name in ("priority and crossing", "with factors") if name in plans),
+    ]
     best_ddp = plans["DDP, best bucket"]
     bucketed = replace(best_ddp, comm=replace(best_ddp.comm, reducer="bucketed"))
     return plans | {"everything": fastest(bench, [*everything, bucketed])}
