@@ -75,7 +75,7 @@ def tests(session: nox.Session) -> None:
         run(session, "pytest", "--ignore=tests/benchmarks", *session.posargs)
         return
     run(session, "pytest", "--ignore=tests/benchmarks", "-m", "not slow and not mpi", "-n", "2")
-    run(session, "pytest", "--ignore=tests/benchmarks", "-m", "mpi and not slow")
+    run(session, "pytest", "--ignore=tests/benchmarks", "-m", "mpi and not slow", "--durations=12")
 
 
 @nox.session

@@ -89,6 +89,7 @@ def test_a_plan_with_stages_trains_and_its_prediction_stands_beside_it(
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 def test_a_sweep_finds_stages_where_links_are_slow(tmp_path: Path) -> None:
     (tmp_path / "slow.toml").write_text(SLOW_LINKS)
     arguments = ("--cluster", "slow.toml", "--trials", "3", "--steps", "3", "--rounds", "2", "--json")
