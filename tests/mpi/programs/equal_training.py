@@ -1,7 +1,8 @@
 """Run by mpirun: parameters after scheduled training against plain training of one process on the whole batch.
 
 `python equal_training.py STEPS DTYPE MODEL…|quick`; prints one JSON line per case from rank 0. In float32 the yardstick is the
-difference of two plain trainings that add up the same gradients in another order of ranks.
+difference of two plain trainings that round differently: one weights losses, the other gradients, and adds the ranks the other
+way round (which alone changes nothing with two of them).
 """
 
 from __future__ import annotations
@@ -113,17 +114,29 @@ def fresh(job: Any, optimizer_name: str) -> tuple[nn.Module, Optimizer]:
     return model, OPTIMIZERS[optimizer_name](model.parameters())
 
 
-def plain(job: Any, optimizer_name: str, samples: tuple[int, ...], order: list[int]) -> nn.Module:
-    """One process; the gradient is the sum of the ranks' parts, taken in this order."""
-    dataset = job.dataset()
+def plain(job: Any, optimizer_name: str, samples: tuple[int, ...], *, other_way: bool) -> nn.Module:
+    """One process; the gradient is the sum of the ranks' parts, from the first rank on or the `other_way`."""
+    dataset, ranks = job.dataset(), range(len(samples))
 
     def gradients(model: nn.Module, step: int) -> None:
         batch = rows(job, dataset, step)
-        for rank in order:
+        for rank in reversed(ranks) if other_way else ranks:
             loss = job.loss(model, part(batch, sum(samples[:rank]), samples[rank]))
-            (loss * (samples[rank] / job.global_batch)).backward()
+            weight = samples[rank] / job.global_batch
+            if other_way:
+                add_weighted(model, loss, weight)
+            else:
+                (loss * weight).backward()
 
     return train(fresh(job, optimizer_name), gradients)
+
+
+def add_weighted(model: nn.Module, loss: Tensor, weight: float) -> None:
+    """The loss's gradients, weighted after they were computed, to those there are."""
+    parameters = list(model.parameters())
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        weighted = gradient * weight
+        parameter.grad = weighted if parameter.grad is None else parameter.grad + weighted
 
 
 def scheduled(job: Any, optimizer_name: str, plan: Plan, groups: Groups, rank: int) -> nn.Module:
@@ -153,11 +166,8 @@ def distance(ours: Tensor, theirs: Tensor) -> float:
 
 
 def plain_twice(job: Any, optimizer_name: str, samples: tuple[int, ...], control: Control) -> tuple[Tensor, Tensor]:
-    """Plain training as rank 0 does it, and with the ranks added the other way round, by rank 1 at the same time."""
-    order = list(range(control.size))
-    mine = (
-        plain(job, optimizer_name, samples, order if control.rank == 0 else order[::-1]) if control.rank < 2 else None
-    )
+    """Plain training by rank 0, and the other way by rank 1 at the same time."""
+    mine = plain(job, optimizer_name, samples, other_way=control.rank == 1) if control.rank < 2 else None
     first, second, *_ = control.share(values(mine) if mine is not None else None)
     assert first is not None
     assert second is not None
