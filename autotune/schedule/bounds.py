@@ -1,7 +1,9 @@
 """What no schedule can beat.
 
 Period: what one micro-batch keeps the busiest device busy. Makespan: for each device, what must come before its first block,
-all its work, and what must come after its last; and the longest way through one micro-batch. Where one block of a device takes
+all its work, and what must come after its last; and the longest way through one micro-batch. After the last run of a block its
+device may have nothing to do while that micro-batch goes through other devices, where all that the device still has to run needs
+one of those as well; likewise before the first (`_gaps_s`). Where one block of a device takes
 memory and another gives it back, at most c micro-batches are between the two: each must have come from the first to the end of
 the second before the one c later may start. What else memory costs only search can prove.
 
@@ -127,7 +129,7 @@ def makespan_bound_s(graph: BlockGraph, num_microbatches: int) -> float:
     heads, tails = heads_s(graph), tails_s(graph)
     alone = max(heads[index] + block.seconds + tails[index] for index, block in enumerate(graph.blocks))
     loaded = (
-        min(heads[block] for block in blocks) + num_microbatches * work_s + min(tails[block] for block in blocks)
+        num_microbatches * work_s + _idle_s(graph, blocks, heads, tails)
         for blocks, work_s in zip(graph.on_device, graph.work_s, strict=True)
         if blocks
     )
@@ -136,3 +138,43 @@ def makespan_bound_s(graph: BlockGraph, num_microbatches: int) -> float:
         for hold in _holds(graph)
     )
     return max(alone, *loaded, *held)
+
+
+def _idle_s(graph: BlockGraph, blocks: Sequence[int], heads: Sequence[float], tails: Sequence[float]) -> float:
+    """What a device cannot work, before, between and after its `blocks`."""
+    idle = [min(heads[block] for block in blocks) + min(tails[block] for block in blocks)]
+    for block in blocks:
+        others = [other for other in blocks if other != block]
+        before_s, after_s = _gaps_s(graph, block, others)
+        first = others if before_s else blocks
+        last = others if after_s else blocks
+        idle.append(min(heads[one] for one in first) + before_s + after_s + min(tails[one] for one in last))
+    return max(idle)
+
+
+def _gaps_s(graph: BlockGraph, block: int, others: Sequence[int]) -> tuple[float, float]:
+    """How long a device waits before the first and after the last run of one of its blocks.
+
+    Between that run and the next of the device's `others` for the same micro-batch lie blocks elsewhere. While one of them
+    runs that shares a device with each of the others, the device can run none of its own.
+    """
+    counted = [
+        one.seconds if all(not set(one.devices).isdisjoint(graph.blocks[other].devices) for other in others) else 0.0
+        for one in graph.blocks
+    ]
+    sources = [[source for source, _ in before] for before in graph.before]
+    targets: list[list[int]] = [[] for _ in graph.blocks]
+    for one, listed in enumerate(sources):
+        for source in listed:
+            targets[source].append(one)
+
+    def longest_s(order: Sequence[int], nearer: Sequence[Sequence[int]]) -> float:
+        """To any of the others, by ways that lead through none of them."""
+        found = {block: 0.0}
+        for one in order:
+            reached = [found[near] for near in nearer[one] if near in found and near not in others]
+            if reached:
+                found[one] = max(reached) + (0.0 if one in others else counted[one])
+        return max((found[other] for other in others if other in found), default=0.0)
+
+    return longest_s(graph.topological[::-1], targets), longest_s(graph.topological, sources)

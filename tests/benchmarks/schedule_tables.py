@@ -73,7 +73,9 @@ def makespans_bars(rows: Rows) -> Verdicts:
 def realistic_table(rows: Rows) -> str:
     lines = []
     for row in rows:
-        bubbles = " | ".join("" if taken is None else f"{1 - row['busy'] / taken:.1%}" for taken in _compared(row))
+        bubbles = " | ".join(
+            "does not fit" if taken is None else f"{1 - row['busy'] / taken:.1%}" for taken in _compared(row)
+        )
         gap = row["makespan"] / row["makespan_lower_bound"] - 1
         lines.append(
             f"| {row['workload']} | {row['stages']} | {row['micro_batches']} | {bubbles} "

@@ -207,3 +207,14 @@ def test_no_micro_batches_are_refused():
 
 def test_the_bound_of_a_chain_is_its_slowest_device_with_what_comes_before_and_after():
     assert makespan_bound_s(v_shape(4), 32) == 3 + 32 * 4 + 9
+
+
+def test_a_device_waits_while_its_last_micro_batch_goes_through_others():
+    """NN on 8 devices: after its last f0 device 0 waits for f1, f2, f3, as all it has left is on their devices as well."""
+    assert makespan_bound_s(forward_only(nn_shape(8)), 16) == 16 * 3 + 3 + 4
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_schedule_is_below_the_bound(seed):
+    graph = random_dag(seed)
+    assert makespan_bound_s(graph, 2) <= least_makespan(graph, 2) * (1 + 1e-9)
