@@ -15,6 +15,9 @@ from dataclasses import dataclass
 
 from workloads.errors import InfeasiblePlanError, SpecError
 
+_ALL = 2**62
+_HALVINGS = 64
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
@@ -100,11 +103,18 @@ class RankCost:
     fixed_s: float
     per_sample_s: float
 
+    def num_by(self, moment_s: float) -> int:
+        """How many samples it has done by then; below zero if it has not even begun."""
+        if self.per_sample_s <= 0:
+            return _ALL if self.fixed_s <= moment_s else 0
+        number = math.floor((moment_s - self.fixed_s) / self.per_sample_s)
+        return number - (self.fixed_s + self.per_sample_s * number > moment_s)
+
 
 def balanced(costs: Sequence[RankCost], total: int, limits: Bounds) -> tuple[int, ...]:
     """The split with the smallest slowest-rank time: each next sample goes where it finishes earliest."""
     limits.check(total)
-    samples = list(limits.minimums)
+    samples = _early_samples(costs, total, limits)
 
     def next_finish(rank: int) -> float:
         return costs[rank].fixed_s + costs[rank].per_sample_s * (samples[rank] + 1)
@@ -117,3 +127,22 @@ def balanced(costs: Sequence[RankCost], total: int, limits: Bounds) -> tuple[int
         if samples[rank] < limits.caps[rank]:
             heapq.heappush(queue, (next_finish(rank), rank))
     return tuple(samples)
+
+
+def _early_samples(costs: Sequence[RankCost], total: int, limits: Bounds) -> list[int]:
+    """All but a few of the samples of a balanced split: those that have finished by some moment, found by halving."""
+    samples = list(limits.minimums)
+    low_s, high_s = 0.0, max(cost.fixed_s + cost.per_sample_s * total for cost in costs)
+    for _ in range(_HALVINGS if math.isfinite(high_s) else 0):
+        if total - sum(samples) <= len(costs):
+            break
+        by_s = (low_s + high_s) / 2
+        tried = [
+            min(max(cost.num_by(by_s), least), most)
+            for cost, least, most in zip(costs, limits.minimums, limits.caps, strict=True)
+        ]
+        if sum(tried) <= total:
+            low_s, samples = by_s, tried
+        else:
+            high_s = by_s
+    return samples

@@ -54,6 +54,8 @@ class Parts:
         """Whether a plan differs from the one that runs in these parts only; samples aside."""
         free = (*(_COLLECTIVE if self.collective else ()), *(_PARTITION if self.partition else ()))
         alike: dict[str, Any] = {name: getattr(running.comm, name) for name in free}
+        if plan.comm.collective == running.comm.collective:
+            alike["shares"] = running.comm.shares  # candidates are given owners later, as links call for
         same_codec = self.codec or plan.compression == running.compression
         return same_codec and replace(plan.comm, **alike) == running.comm
 

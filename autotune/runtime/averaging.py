@@ -23,7 +23,7 @@ from workloads.plan import Plan
 class AveragingReducer:
     """No gradient is exchanged; the optimizer's every K-th step ends with the mean of all models."""
 
-    needs_backward = False
+    needs_backward = waits_in_backward = False
     buffer_bytes = 0
     stalled_s = 0.0
 

@@ -17,7 +17,7 @@ class DdpReducer:
     the same values already.
     """
 
-    needs_backward = True
+    needs_backward = waits_in_backward = True
     stalled_s = 0.0
 
     def __init__(self, model: nn.Module, bucket_bytes: int, codec: str, group: dist.ProcessGroup) -> None:

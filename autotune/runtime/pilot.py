@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from autotune.runtime.comm.line import open_lines, ready_lines
+from autotune.runtime.comm.line import Switchboard, open_lines
 from autotune.runtime.mpi_group import PeerLostError
 from profilers.step_stats import StepRow, StepStats
 from results.decision import LOOK, Decision
@@ -122,13 +122,13 @@ class Pilot:
 
     def _listen(self) -> None:
         """Until every line is closed."""
-        listening = list(self._lines)
+        listening = Switchboard(self._lines)
         while listening:
-            for line in ready_lines(listening):
+            for line in listening.ready():
                 try:
                     message = line.receive()
                 except EOFError:
-                    listening.remove(line)
+                    listening.drop(line)
                     self._lost(self._rank_of[line] if self.rank == 0 else 0)
                     continue
                 if self.rank == 0:
@@ -137,6 +137,7 @@ class Pilot:
                     step, plan, *look = message
                     spoken = from_data(Plan, plan, "plan") if plan is not None else None
                     self._speak(step, Word(plan=spoken, look=bool(look)))
+        listening.close()
 
     def _lost(self, rank: int) -> None:
         with self._changed:

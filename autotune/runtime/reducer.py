@@ -55,6 +55,10 @@ class Reducer(Protocol):
     """Memory held beside the gradients."""
 
     @property
+    def waits_in_backward(self) -> bool:
+        """Whether a backward pass returns only when all gradients have arrived."""
+
+    @property
     def stalled_s(self) -> float:
         """How long forward passes have waited for parameters since `sent` was last asked."""
 
@@ -101,7 +105,7 @@ class BucketReducer:
     """Our own: buckets, codecs, ranks without samples."""
 
     loss_scale = 1.0
-    needs_backward = False
+    needs_backward = waits_in_backward = False
     stalled_s = 0.0
 
     def __init__(self, model: nn.Module, plan: Plan, group: dist.ProcessGroup, ranges: Ranges) -> None:

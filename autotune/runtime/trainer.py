@@ -158,8 +158,9 @@ class Trainer:
         self._pacer = DevicePacer(self.model, seat.graph, seat.device) if seat.graph is not None else None
         self._gradient_s = self._begun_s = 0.0
         self._num_gradients = 0
+        self._has_told = False
         self.on_computed: Callable[[float], None] | None = None
-        """Told in each step how long this rank has computed, as soon as its own gradients are there."""
+        """Told in each step how long this rank has computed, when its own gradients are there and on their way."""
         self._handles = [p.register_hook(self._note_gradient) for p in self.model.parameters() if p.requires_grad]
         self._norms: SyncNorms | None = None
         if synchronises_norms(workload, plan):
@@ -177,7 +178,7 @@ class Trainer:
         """Train on the next global batch."""
         self._enter_trace()
         begin_s = self._begun_s = time.perf_counter()
-        self._num_gradients = 0
+        self._num_gradients, self._has_told = 0, False
         with self.ranges.phase("data"):
             batch, num_samples, _ = self.batches.take(self.num_steps)
             batch = _to_device(batch, self.seat.torch_device)
@@ -191,10 +192,10 @@ class Trainer:
         with self.ranges.phase("optimizer"):
             self.optimizer.step()
         self.num_steps += 1
-        end_s = time.perf_counter()
         sent = self._reducer.sent()
         if self._norms is not None:
             sent = replace(sent, stalled_s=sent.stalled_s + self._norms.take_waited_s())
+        end_s = time.perf_counter()
         self._trained_s += end_s - begin_s
         return Step(
             begin_s=begin_s,
@@ -301,7 +302,7 @@ class Trainer:
             with self.ranges.phase("backward"):
                 self._backward(loss * (self._reducer.loss_scale * weight))
             done = done[0], float(loss.detach())
-        if self._num_gradients < len(self._handles):  # some parameters took no part
+        if not self._has_told:
             self._computed()
         with self.ranges.phase("wait"):
             self._reducer.finish()
@@ -321,10 +322,11 @@ class Trainer:
     def _note_gradient(self, _gradient: Any) -> None:
         self._gradient_s = time.perf_counter()
         self._num_gradients += 1
-        if self._num_gradients == len(self._handles):
-            self._computed()
+        if self._num_gradients == len(self._handles) and self._reducer.waits_in_backward:
+            self._computed()  # the last gradient is not on its way yet, but to tell it later would be too late
 
     def _computed(self) -> None:
+        self._has_told = True
         if self.on_computed is not None:
             waited_s = self._reducer.stalled_s + (self._norms.waited_s if self._norms is not None else 0.0)
             self.on_computed(self._gradient_s - self._begun_s - waited_s)

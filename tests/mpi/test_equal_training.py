@@ -17,6 +17,6 @@ def test_parameters_are_those_of_one_process(tmp_path: Path) -> None:
     done = mpirun(3, str(PROGRAM), "6", "float64", "quick", cwd=tmp_path)
     assert done.code == 0, done.err
     cases = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
-    assert len({case["way"] for case in cases}) == 6
-    assert len(cases) == 12
+    assert len({case["way"] for case in cases}) == 7
+    assert len(cases) == 14
     assert not [case for case in cases if case["error"] > 1e-10]

@@ -17,8 +17,8 @@ import pytest
 from tests.mpi.launch import autotune, start
 
 
-def sweep_of(trials: int) -> tuple[str, ...]:
-    job = ("sweep", "--workload", "mlp", "--cluster", "mixed4", "--steps", "4", "--rounds", "2")
+def sweep_of(trials: int, workload: str = "mlp") -> tuple[str, ...]:
+    job = ("sweep", "--workload", workload, "--cluster", "mixed4", "--steps", "4", "--rounds", "2")
     return (*job, "--trials", str(trials))
 
 
@@ -73,8 +73,8 @@ def check_store(tmp_path: Path) -> None:
     json.loads(done.stdout)
 
 
-def kill_and_resume(tmp_path: Path, num_kills: int, trials: int) -> None:
-    sweep = sweep_of(trials)
+def kill_and_resume(tmp_path: Path, num_kills: int, sweep: tuple[str, ...]) -> None:
+    trials = int(sweep[-1])
     generator = random.Random(num_kills)
     finished: list[dict[str, object]] = []
     for kill in range(num_kills):
@@ -101,14 +101,14 @@ def kill_and_resume(tmp_path: Path, num_kills: int, trials: int) -> None:
 @pytest.mark.mpi
 @pytest.mark.timeout(240)
 def test_a_killed_sweep_goes_on(tmp_path: Path) -> None:
-    kill_and_resume(tmp_path, num_kills=1, trials=4)
+    kill_and_resume(tmp_path, 1, sweep_of(4, "mlp-tiny"))
 
 
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_sweep_killed_at_ten_random_moments_goes_on(tmp_path: Path) -> None:
-    kill_and_resume(tmp_path, num_kills=10, trials=40)
+    kill_and_resume(tmp_path, 10, sweep_of(40))
     records = read_records(tmp_path)
     assert autotune(2, *sweep_of(40), "--json", cwd=tmp_path).code == 0
     assert read_records(tmp_path) == records, "a finished sweep measured something again"

@@ -248,6 +248,26 @@ def test_sixty_four_samples_on_mixed4_take_27_units_balanced_and_28_rounded() ->
     assert slowest_s(costs, best) == pytest.approx(27.0)
 
 
+def test_balanced_gives_sample_after_sample_to_whoever_finishes_it_earliest() -> None:
+    """As it is defined, and not in halves, also of large batches; a rank may cost nothing, and others as much as each other."""
+    draw = random.Random(5)
+    for _ in range(200):
+        size, total = draw.randint(1, 9), draw.choice((7, 64, 1000, 5000))
+        costs = [
+            RankCost(fixed_s=draw.choice((0, 1, 2.5)), per_sample_s=draw.choice((0, 1, 0.1, 3))) for _ in range(size)
+        ]
+        minimums = [draw.randint(0, total // size) for _ in range(size)]
+        caps = [low + draw.choice((total, total // 3 + 1)) for low in minimums]
+        if sum(caps) < total:
+            continue
+        samples = list(minimums)
+        for _ in range(total - sum(minimums)):
+            open_ranks = [rank for rank in range(size) if samples[rank] < caps[rank]]
+            ends = {rank: costs[rank].fixed_s + costs[rank].per_sample_s * (samples[rank] + 1) for rank in open_ranks}
+            samples[min(open_ranks, key=lambda rank: (ends[rank], rank))] += 1
+        assert balanced(costs, total, Bounds(minimums=tuple(minimums), caps=tuple(caps))) == tuple(samples)
+
+
 def test_balanced_is_as_good_as_the_best_of_all_splits() -> None:
     generator = random.Random(3)
     tried = 0

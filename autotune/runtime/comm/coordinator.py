@@ -11,14 +11,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import astuple
+from dataclasses import fields
+from operator import attrgetter
 from typing import Any, Protocol
 
 from autotune.runtime.comm.grants import Grant, Grants, Offer
-from autotune.runtime.comm.line import Line, ready_lines
+from autotune.runtime.comm.line import Line, Switchboard
 
 _OFFER, _GRANT, _FAILED, _GOODBYE, _END = "offer", "grant", "failed", "goodbye", "end"
 """Messages: a list of one of these and what belongs to it."""
+_of_offer = attrgetter(*(field.name for field in fields(Offer)))
+_of_grant = attrgetter(*(field.name for field in fields(Grant)))
 
 Post = Callable[[Grant], None]
 Fail = Callable[[str], None]
@@ -45,7 +48,7 @@ class Coordinator:
 
     def __init__(self, lines: Sequence[Line], grants: Grants, post: Post, fail: Fail) -> None:
         self._ranks = {line: rank for rank, line in enumerate(lines, start=1)}
-        self._listening = list(lines)
+        self._listening = Switchboard(lines)
         self._grants, self._post, self._fail = grants, post, fail
         self._deciding = threading.Lock()
         self._failure: str | None = None
@@ -82,7 +85,7 @@ class Coordinator:
 
     def _listen(self) -> None:
         while self._listening:
-            for line in ready_lines(self._listening):
+            for line in self._listening.ready():
                 try:
                     self._hear(line, line.receive())
                 except EOFError:
@@ -90,6 +93,7 @@ class Coordinator:
                     self._failed(f"rank {self._ranks[line]} is gone")
                 except Exception as error:  # noqa: BLE001 - what cannot be posted here is a failure everywhere
                     self.fail(f"{type(error).__name__}: {error}")
+        self._listening.close()
 
     def _hear(self, line: Line, message: list[Any]) -> None:
         kind, *rest = message
@@ -104,7 +108,7 @@ class Coordinator:
 
     def _gone(self, line: Line) -> None:
         with self._deciding:
-            self._listening.remove(line)
+            self._listening.drop(line)
             self._end_if_all_left()
 
     def _end_if_all_left(self) -> None:
@@ -115,7 +119,7 @@ class Coordinator:
     def _grant(self) -> None:
         if self._failure is not None or not (granted := self._grants.take()):
             return
-        self._tell([_GRANT, *(astuple(grant) for grant in granted)])
+        self._tell([_GRANT, *map(_of_grant, granted)])
         for grant in granted:
             self._post(grant)
 
@@ -142,7 +146,7 @@ class Follower:
         self._thread.start()
 
     def offer(self, offer: Offer) -> None:
-        self._say([_OFFER, *astuple(offer)])
+        self._say([_OFFER, *_of_offer(offer)])
 
     def landed(self, num_bytes: int) -> None:
         """Rank 0 counts its own landings."""

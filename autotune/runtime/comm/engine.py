@@ -70,8 +70,8 @@ class Engine(Exchange):
         return not landed and not any(unit.is_filled for unit in self.units)
 
     def settle(self) -> None:
-        """Wait until every parameter is up to date."""
-        self._stall([unit for unit in self.units if unit.options is not None], Stage.FILLING)
+        """Wait until every parameter is up to date. No forward pass waits here, so this is no part of `stalled_s`."""
+        self._wait([unit for unit in self.units if unit.options is not None], Stage.FILLING)
 
     def sent(self) -> Sent:
         """What has landed since the last call, while recording, and how long forward passes have waited."""
@@ -130,7 +130,7 @@ class Engine(Exchange):
         ]
         self._override("step", Engine._step)
         self._override("zero_grad", Engine._zero_grad)
-        self._crosses = True
+        self._crosses = self._scheduler.lands_early = True
 
     def _override(self, name: str, method: Callable[..., None]) -> None:
         """Bound to the optimizer, with the attributes of what it replaces: schedulers look at both."""
@@ -194,7 +194,7 @@ class Engine(Exchange):
         options = self._parts.options()
         for unit in reversed(self.units):
             unit.hide()
-            with self._changed:
+            with self._changing:
                 landed = unit.stage is Stage.LANDED
                 unit.options = options
             if landed:
@@ -210,6 +210,5 @@ class Engine(Exchange):
     def _update(self, unit: Unit, options: list[dict[str, Any]]) -> None:
         assert self._parts is not None
         self._parts.update(unit, options)
-        with self._changed:
+        with self._changing:
             unit.start()
-            self._changed.notify_all()

@@ -4,6 +4,9 @@ Hooks on the parameters tell when a gradient is there; a unit whose last gradien
 backward pass returns when every unit has landed, so whoever clips, scales or looks at gradients finds those of all ranks.
 Gradients are there to be added to, as everywhere in torch: a unit that landed and was not zeroed is sent once more with what
 was added, each rank's share of it, and the shares make up the whole.
+
+Where nothing is left to decide (first come, first served, no limit on what is under way, plain sums) ranks do not ask for
+grants: see `grants.InTurn`. Which parameters no rank has used then travels with the gradients.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,15 +24,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from autotune.runtime.comm.codec import SUM, Identity, Round
 from autotune.runtime.comm.factors import Factors, factored_layers
 from autotune.runtime.comm.factory import UnitShape, make_codec
-from autotune.runtime.comm.grants import Grants
+from autotune.runtime.comm.grants import Grants, InTurn
 from autotune.runtime.comm.scheduler import Flight, Scheduler
 from autotune.runtime.comm.unit import Stage, Unit
 from autotune.runtime.reducer import Sent, sent_over
-from autotune.runtime.traced_group import Delivery
+from autotune.runtime.traced_group import Delivery, TracedGroup
 from profilers.ranges import Ranges
-from workloads.buckets import unit_indices
+from workloads.buckets import num_partitions, unit_indices
 from workloads.capture import owner_kind
 from workloads.errors import SpecError, TrialTimeoutError
 from workloads.plan import CommPlan, Plan
@@ -69,11 +74,14 @@ class Exchange:
         self, model: nn.Module, optimizer: Optimizer, plan: Plan, group: dist.ProcessGroup, setting: Setting
     ) -> None:
         self.model, self._optimizer, self._setting, self._group = model, optimizer, setting, group
+        if isinstance(group, TracedGroup):
+            group.recording = False  # the scheduler notes what flies; to ask the group would wait for all of it
         self.weight = setting.weight
         """What this rank's gradient counts, in the steps that follow."""
         self.units = _make_units(model, plan, group, self._make_factors)
         self.buffer_bytes = sum(unit.codec.buffer_bytes(unit.flat) for unit in self.units)
-        self._changed = threading.Condition()
+        self._changing = threading.Lock()
+        """For what more than one thread reads and changes of a unit: its stage and its options."""
         self._error: Exception | None = None
         self._syncs = True
         self._in_backward = False
@@ -85,7 +93,11 @@ class Exchange:
         """Whether a step ends before its gradients have arrived: `Engine` may turn it on."""
         self._handles: list[Any] = self._hook_gradients()
         self._around_step = self._hook_step()
-        self._scheduler = Scheduler(group, lambda: _grants(plan.comm, len(self.units), group.size()), self)
+        self._asks_nobody = _needs_no_grants(plan.comm, self.units)
+        """Whether ranks post what they have in one order, without grants."""
+        in_turn = InTurn(_nums_parts(plan.comm, self.units)) if self._asks_nobody else None
+        make_grants = partial(_grants, plan.comm, len(self.units), group.size())
+        self._scheduler = Scheduler(group, make_grants, self, in_turn)
 
     def begin(self) -> None:
         """Forget the gradients there are, where none is under way."""
@@ -103,6 +115,10 @@ class Exchange:
             self._wait(self.units, Stage.LANDED)
             for unit in self.units:
                 unit.hide_unused()
+
+    @property
+    def waits_in_backward(self) -> bool:
+        return not self._crosses
 
     def settle(self) -> None:
         """Parameters are up to date when a step ends."""
@@ -135,26 +151,24 @@ class Exchange:
         self._scheduler.close(error)
         del self._group
 
-    # -- what the scheduler calls, from its own thread -----------------------------------------------------------------
+    # -- what the scheduler calls, from any thread ---------------------------------------------------------------------
 
     def landed(self, index: int, received: Sequence[Tensor], unused: Sequence[int]) -> None:
         unit = self.units[index]
-        more = unit.codec.decode(received, unit.flat)
-        if more is not None:
+        if self._asks_nobody:
+            unused = unit.unmarked()
+        elif (more := unit.codec.decode(received, unit.flat)) is not None:
             unit.round += 1
             self._scheduler.offer(index, unit.round, more, unused)
             return
-        with self._changed:
+        with self._changing:
             unit.land(unused)
             options = unit.options
-            self._changed.notify_all()
         if options is not None:
             self._update(unit, options)
 
     def failed(self, error: Exception) -> None:
-        with self._changed:
-            self._error = self._error or error
-            self._changed.notify_all()
+        self._error = self._error or error
 
     def _update(self, unit: Unit, options: list[dict[str, Any]]) -> None:
         """Somebody has asked for this unit's update, with these options, before it had landed."""
@@ -170,6 +184,8 @@ class Exchange:
         ]
 
     def _accumulated(self, unit: Unit, place: int) -> Callable[[Tensor], None]:
+        sends_factors = isinstance(unit.codec, Factors)
+
         def hook(_parameter: Tensor) -> None:
             if not self._in_backward:
                 self._in_backward = True
@@ -179,7 +195,7 @@ class Exchange:
                 unit.reopen()
             if unit.stage is not Stage.FILLING:
                 raise RuntimeError(self._too_late(unit, place))
-            if isinstance(unit.codec, Factors) and not unit.has_traveled and unit.is_written(place):
+            if sends_factors and not unit.has_traveled and unit.is_written(place):
                 raise SpecError(
                     f"{self._name_of(unit, place)} has a gradient beside that of its Linear layer, so its factors do not "
                     "make it up: take the layer out of the plan's factors"
@@ -220,9 +236,13 @@ class Exchange:
         missing = unit.close()
         if self.weight != 1.0 and not isinstance(unit.codec, Factors):
             unit.flat.mul_(self.weight)
-        first = unit.codec.encode(unit.flat)
         unit.stage, unit.offered_in = Stage.OFFERED, self._pass
-        self._scheduler.offer(unit.index, 0, first, missing)
+        self._scheduler.offer(unit.index, 0, self._first_round(unit, missing), missing)
+
+    def _first_round(self, unit: Unit, missing: Sequence[int]) -> Round:
+        if self._asks_nobody:
+            return Round(kind=SUM, tensors=(unit.marked(missing),))
+        return unit.codec.encode(unit.flat)
 
     def _make_factors(self, module: nn.Linear) -> Factors:
         return Factors(module, weight=lambda: self.weight, on_rebuild=self._setting.on_rebuild)
@@ -235,10 +255,9 @@ class Exchange:
     def _wait(self, units: Sequence[Unit], stage: Stage) -> float:
         """Until all of them are there; how long that took."""
         begun_s = time.perf_counter()
-        with self._changed:
-            arrived = self._changed.wait_for(
-                lambda: self._error or all(unit.stage is stage for unit in units), self._setting.timeout_s
-            )
+        arrived = self._scheduler.wait_until(
+            lambda: self._error is not None or all(unit.stage is stage for unit in units), self._setting.timeout_s
+        )
         if self._error is not None:
             raise self._error
         if not arrived:
@@ -268,6 +287,16 @@ def _grants(comm: CommPlan, num_units: int, num_ranks: int) -> Grants:
         credit_bytes=comm.credit_bytes,
         priorities=range(num_units, 0, -1) if comm.priority == "layer" else None,
     )
+
+
+def _needs_no_grants(comm: CommPlan, units: Sequence[Unit]) -> bool:
+    """Whether nothing is left to decide: no order but that of the units, and nothing that has to wait."""
+    is_unlimited = comm.credit_bytes >= sum(unit.whole.nbytes for unit in units)
+    return comm.priority == "fifo" and is_unlimited and all(isinstance(unit.codec, Identity) for unit in units)
+
+
+def _nums_parts(comm: CommPlan, units: Sequence[Unit]) -> list[int]:
+    return [num_partitions(comm.partition_bytes, unit.flat.nbytes, unit.flat.numel()) for unit in units]
 
 
 def _make_units(

@@ -83,20 +83,50 @@ class Grants:
 
     def _cut(self, offers: list[Offer]) -> None:
         first = offers[0]
-        # Sums are as large on every rank; of what is gathered, everybody's part travels.
-        num_bytes = first.num_bytes if first.cuttable else sum(offer.num_bytes for offer in offers)
-        num_parts = num_partitions(self.partition_bytes, num_bytes, first.num_elements) if first.cuttable else 1
-        unused = set(first.unused).intersection(*(offer.unused for offer in offers))
-        for part in range(num_parts):
-            grant = Grant(
-                unit=first.unit,
-                round=first.round,
-                part=part,
-                num_parts=num_parts,
-                num_bytes=num_bytes * (part + 1) // num_parts - num_bytes * part // num_parts,
-                sizes=tuple(offer.num_elements for offer in offers),
-                unused=tuple(sorted(unused)),
-            )
-            urgency = self._priorities[first.unit] if self._priorities is not None else 0
+        # Sums are as large on every rank; of what is gathered, everybody's part travels, and whole.
+        num_parts = num_partitions(self.partition_bytes, first.num_bytes, first.num_elements) if first.cuttable else 1
+        for grant in parts_of(offers, num_parts):
+            urgency = self._priorities[grant.unit] if self._priorities is not None else 0
             heapq.heappush(self._waiting, (urgency, self._num_parts, grant))
             self._num_parts += 1
+
+
+class InTurn:
+    """Where nothing is to be decided nobody is asked: units go in the order of their numbers, each as soon as this rank has it.
+
+    Every rank offers each unit once before it offers any of them again, so all post in the same order. `num_parts`: into
+    which each is cut.
+    """
+
+    def __init__(self, num_parts: Sequence[int]) -> None:
+        self._num_parts = num_parts
+        self._offers: dict[int, Offer] = {}
+        self._next = 0
+
+    def offer(self, offer: Offer) -> list[Grant]:
+        """What may be posted now, in this order."""
+        self._offers[offer.unit] = offer
+        granted: list[Grant] = []
+        while (turn := self._offers.pop(self._next, None)) is not None:
+            granted += parts_of([turn], self._num_parts[self._next])
+            self._next = (self._next + 1) % len(self._num_parts)
+        return granted
+
+
+def parts_of(offers: Sequence[Offer], num_parts: int) -> list[Grant]:
+    """What all ranks offer of one round, cut."""
+    first = offers[0]
+    num_bytes = first.num_bytes if first.cuttable else sum(offer.num_bytes for offer in offers)
+    unused = set(first.unused).intersection(*(offer.unused for offer in offers))
+    return [
+        Grant(
+            unit=first.unit,
+            round=first.round,
+            part=part,
+            num_parts=num_parts,
+            num_bytes=num_bytes * (part + 1) // num_parts - num_bytes * part // num_parts,
+            sizes=tuple(offer.num_elements for offer in offers),
+            unused=tuple(sorted(unused)),
+        )
+        for part in range(num_parts)
+    ]

@@ -11,12 +11,13 @@ import hmac
 import json
 import os
 import secrets
+import selectors
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 import psutil
@@ -80,10 +81,28 @@ def open_lines(group: dist.ProcessGroup) -> list[Line]:
     return [line]
 
 
-def ready_lines(lines: Sequence[Line]) -> list[Line]:
-    """Those with something to receive; waits for the first."""
-    by_connection = {line.connection: line for line in lines}
-    return [by_connection[connection] for connection in wait(list(by_connection))]  # type: ignore[index]
+class Switchboard:
+    """Several lines, and one who listens to all of them."""
+
+    def __init__(self, lines: Iterable[Line]) -> None:
+        self._lines, self._selector = set(lines), selectors.DefaultSelector()
+        for line in self._lines:
+            self._selector.register(line.connection, selectors.EVENT_READ, line)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def ready(self) -> list[Line]:
+        """Those with something to receive; waits for the first."""
+        return [key.data for key, _ in self._selector.select()]
+
+    def drop(self, line: Line) -> None:
+        """It is not listened to any more."""
+        self._lines.remove(line)
+        self._selector.unregister(line.connection)
+
+    def close(self) -> None:
+        self._selector.close()
 
 
 def _accept_all(group: dist.ProcessGroup, address: str) -> list[Line]:

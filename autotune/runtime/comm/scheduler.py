@@ -1,13 +1,12 @@
 """One rank's part in exchanging gradients: offer what is ready, post what is granted in that order, tell what has landed.
 
-A thread waits for what was posted, in that order, and another for what other ranks have to say (`coordinator`); neither
-ever spins. An error on any rank reaches all: rank 0 stops granting and says so, and whoever waits is woken with the reason.
+A thread waits for what was posted, in that order (`landing`), and another for what other ranks have to say (`coordinator`);
+neither ever spins. An error on any rank reaches all: rank 0 stops granting and says so, and whoever waits is woken with the
+reason.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from torch import Tensor
 
 from autotune.runtime.comm.codec import GATHER, SUM, Round
 from autotune.runtime.comm.coordinator import Coordinator, Desk, Follower
-from autotune.runtime.comm.grants import Grant, Grants, Offer
+from autotune.runtime.comm.grants import Grant, Grants, InTurn, Offer
+from autotune.runtime.comm.landing import Landing
 from autotune.runtime.comm.line import open_lines
 from autotune.runtime.mpi_group import PeerLostError
 
@@ -42,7 +42,7 @@ class Flight:
 
 
 class Listener(Protocol):
-    """Who is told, by threads of the scheduler."""
+    """Who is told, by threads of the scheduler and by whoever waits in it."""
 
     def landed(self, unit: int, received: Sequence[Tensor], unused: Sequence[int]) -> None:
         """A round of the unit has been exchanged."""
@@ -61,19 +61,37 @@ class _Open:
     num_landed: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Posted:
+    """A part that all ranks have joined, or will."""
+
+    grant: Grant
+    works: list[Any]
+    posted_s: float
+
+
 class Scheduler:
     """Exchanges rounds of units over `group` in an order that all ranks share. Made by all ranks together."""
 
-    def __init__(self, group: dist.ProcessGroup, make_grants: Callable[[], Grants], listener: Listener) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        make_grants: Callable[[], Grants],
+        listener: Listener,
+        in_turn: InTurn | None = None,
+    ) -> None:
+        """With `in_turn` ranks ask nobody, and only hear of failures from each other."""
         self._group = group
         self._listener = listener
+        self._in_turn = in_turn
+        self.lands_early = in_turn is None
+        """Whether parts land as soon as they have arrived, or may when somebody waits for them."""
         self._open: dict[tuple[int, int], _Open] = {}
-        self._flying: queue.SimpleQueue[tuple[Grant, list[Any], float] | None] = queue.SimpleQueue()
         self._num_messages = 0
+        self._has_failed = False
         self.recording = False
         self._flights: list[Flight] = []
-        self._thread = threading.Thread(target=self._land_posted, name="autotune-land", daemon=True)
-        self._thread.start()
+        self._landing = Landing(self._land)
         self._desk = self._open_desk(make_grants)
 
     def _open_desk(self, make_grants: Callable[[], Grants]) -> Desk:
@@ -85,16 +103,23 @@ class Scheduler:
     def offer(self, unit: int, number: int, content: Round, unused: Sequence[int] = ()) -> None:
         """This rank is ready for round `number` of the unit."""
         self._open[unit, number] = _Open(round=content, offered_s=time.monotonic())
-        self._desk.offer(
-            Offer(
-                unit=unit,
-                round=number,
-                num_bytes=content.num_bytes,
-                num_elements=content.tensors[0].numel(),
-                cuttable=content.kind == SUM,
-                unused=unused,
-            )
+        offer = Offer(
+            unit=unit,
+            round=number,
+            num_bytes=content.num_bytes,
+            num_elements=content.tensors[0].numel(),
+            cuttable=content.kind == SUM,
+            unused=unused,
         )
+        if self._in_turn is None:
+            self._desk.offer(offer)
+            return
+        for grant in self._in_turn.offer(offer):
+            self._post(grant)
+
+    def wait_until(self, arrived: Callable[[], bool], timeout_s: float) -> bool:
+        """Until what the listener was told makes `arrived` true, or for so long; whether it does."""
+        return self._landing.wait_until(arrived, timeout_s)
 
     def take(self) -> list[Flight]:
         """What has landed while recording, since the last call."""
@@ -104,12 +129,12 @@ class Scheduler:
     def close(self, error: BaseException | None = None) -> None:
         """End together with the other ranks; with an error, theirs end too."""
         self._desk.leave(f"{type(error).__name__}: {error}" if error is not None else None, _END_S)
-        self._flying.put(None)
-        self._thread.join(_END_S)
+        self._landing.close(_END_S)
         del self._group
 
     def _fail(self, why: str) -> None:
         self._listener.failed(PeerLostError(f"the exchange of gradients has ended: {why}"))
+        self._landing.wake()
 
     def _post(self, grant: Grant) -> None:
         opened = self._open[grant.unit, grant.round]
@@ -123,7 +148,7 @@ class Scheduler:
             works = [self._group.allreduce([tensor[start:end]], dist.AllreduceOptions())]
         else:
             works = self._exchange(opened, grant)
-        self._flying.put((grant, works, posted_s))
+        self._landing.put(_Posted(grant, works, posted_s), now=self.lands_early or self.recording)
 
     def _exchange(self, opened: _Open, grant: Grant) -> list[Any]:
         """To each rank its own tensor (swap) or the one there is (gather). Receives are posted before sends."""
@@ -142,22 +167,25 @@ class Scheduler:
         outgoing = [(content.tensors[0 if content.kind == GATHER else peer], peer) for peer in peers]
         return arriving + [self._group.send([tensor], peer, tag) for tensor, peer in outgoing if len(tensor)]
 
-    def _land_posted(self) -> None:
+    def _land(self, posted: _Posted) -> None:
+        if self._has_failed:
+            return
         try:
-            while (item := self._flying.get()) is not None:
-                self._land(*item)
-                del item
+            self._arrive(posted)
         except Exception as error:  # noqa: BLE001 - every failure belongs to whoever waits for a landing
+            self._has_failed = True
             self._listener.failed(error)
             self._desk.fail(f"{type(error).__name__}: {error}")
 
-    def _land(self, grant: Grant, works: list[Any], posted_s: float) -> None:
-        for work in works:
+    def _arrive(self, posted: _Posted) -> None:
+        for work in posted.works:
             work.wait()
-        self._desk.landed(grant.num_bytes)
+        grant = posted.grant
+        if self._in_turn is None:
+            self._desk.landed(grant.num_bytes)
         opened = self._open[grant.unit, grant.round]
         if self.recording:
-            self._note(grant, opened, posted_s)
+            self._note(grant, opened, posted.posted_s)
         opened.num_landed += 1
         if opened.num_landed == grant.num_parts:
             del self._open[grant.unit, grant.round]

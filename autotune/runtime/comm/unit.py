@@ -15,11 +15,13 @@ from autotune.runtime.comm.codec import Codec
 class FlatGradients:
     """Some parameters' gradients in one tensor."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], num_more: int = 0) -> None:
+        """`num_more`: elements beside the gradients."""
         self.parameters = list(parameters)
-        first = self.parameters[0]
-        self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
-        sizes = [p.numel() for p in parameters]
+        first, sizes = self.parameters[0], [p.numel() for p in parameters]
+        whole = torch.zeros(sum(sizes) + num_more, dtype=first.dtype, device=first.device)
+        self.flat, self.more = whole[: sum(sizes)], whole[sum(sizes) :]
+        self.whole = whole
         # `.data`: a version counter of its own, so that what others change is told from what we do with `flat`.
         self.views = [v.view_as(p).data for p, v in zip(parameters, self.flat.split(sizes), strict=True)]
         self.hidden = True
@@ -53,7 +55,7 @@ class Unit(FlatGradients):
     """Some gradients, their codec, and how far they are. What other threads change is changed under the engine's lock."""
 
     def __init__(self, index: int, parameters: Sequence[nn.Parameter], codec: Codec) -> None:
-        super().__init__(parameters)
+        super().__init__(parameters, len(parameters))
         self.index = index
         self.codec = codec
         self.stage = Stage.FILLING
@@ -94,6 +96,17 @@ class Unit(FlatGradients):
         self.hidden = False
         self._versions = [view._version for view in self.views]
         return missing
+
+    def marked(self, missing: Iterable[int]) -> Tensor:
+        """The gradients, and behind them a mark for each that is there."""
+        self.more.fill_(1)
+        for place in missing:
+            self.more[place] = 0
+        return self.whole
+
+    def unmarked(self) -> list[int]:
+        """Once marks have been summed up: the places of gradients that no rank has."""
+        return [] if self.more.all() else torch.nonzero(self.more == 0).flatten().tolist()
 
     def land(self, unused: Iterable[int]) -> None:
         """The exchange is over."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from autotune.online.candidates import candidates, default_candidate
+from autotune.online.candidates import Parts, candidates, default_candidate
 from autotune.online.model_sizes import ModelSizes
 from autotune.online.plan_shape import plan_shape
 from tests.autotune.online.jobs import GRAPH, SAMPLES, make_simulated, make_space, offered
@@ -44,6 +46,21 @@ def test_every_knob_is_tried():
         (True, "fifo"),
         (False, "layer"),
     }
+
+
+def test_what_may_change_is_what_differs_whoever_owns_shards():
+    found = offered(codecs=ONE_ROUND_CODECS)
+    plain = next(p for p in found.plans if p.comm.collective == "shards" and p.comm.reducer == "bucketed")
+    running = replace(plain, comm=replace(plain.comm, shares=(0.25,) * 4))
+    codec = Parts(samples=False, partition=False, collective=False)
+    allowed = [plan for plan in found.plans if codec.allow(plan, running)]
+    assert {plan.compression.codec for plan in allowed} == set(ONE_ROUND_CODECS)
+    assert {(plan.comm.collective, plan.comm.reducer, plan.comm.bucket_bytes) for plan in allowed} == {
+        ("shards", "bucketed", running.comm.bucket_bytes)
+    }
+    partition = Parts(samples=False, codec=False, collective=False)
+    sizes = {plan.comm.bucket_bytes for plan in found.plans if partition.allow(plan, running)}
+    assert len(sizes) > 3
 
 
 def test_a_stranger_is_no_candidate():

@@ -1,7 +1,8 @@
 """Run by mpirun on a machine with nothing paced: what the schedule costs where it cannot help; --json FILE.
 
-Neutralised (one unit, no limit, a barrier) against the plain path with one bucket; cut like DDP's buckets, first come first
-served, against torch DDP. In turn, in one job; the plain path runs twice, to show the noise.
+Neutralised (one unit, no limit, first come first served, a barrier) against the plain path with one bucket: nothing is to be
+decided, so nobody is asked. The same by priority, for which every unit needs a grant, shows what asking costs. Cut like DDP's
+buckets, first come first served, against torch DDP. In turn, in one job; the plain path runs twice, to show the noise.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ BUCKET_BYTES = 2 * MIB
 PLANS = {
     "plain, one bucket": CommPlan(bucket_bytes=ALL),
     "neutralised": CommPlan(reducer="scheduled", partition_bytes=ALL, credit_bytes=ALL, priority="fifo"),
+    "neutralised, asking for grants": CommPlan(reducer="scheduled", partition_bytes=ALL, credit_bytes=ALL),
     "plain, one bucket, again": CommPlan(bucket_bytes=ALL),
     "DDP": CommPlan(reducer="ddp", bucket_bytes=BUCKET_BYTES),
     "scheduled, cut like DDP": CommPlan(
@@ -42,6 +44,7 @@ PLANS = {
 }
 PAIRS = (
     ("neutralised", "plain, one bucket"),
+    ("neutralised, asking for grants", "plain, one bucket"),
     ("plain, one bucket, again", "plain, one bucket"),
     ("scheduled, cut like DDP", "DDP"),
     ("scheduled, crossing", "DDP"),

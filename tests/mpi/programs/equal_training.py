@@ -1,8 +1,8 @@
 """Run by mpirun: parameters after scheduled training against plain training of one process on the whole batch.
 
-`python equal_training.py STEPS DTYPE MODEL…|quick`; prints one JSON line per case from rank 0. In float32 the yardstick is the
-difference of two plain trainings that round differently: one weights losses, the other gradients, and adds the ranks the other
-way round (which alone changes nothing with two of them).
+`python equal_training.py STEPS DTYPE MODEL…|quick`; prints one JSON line per case from rank 0. In float32 the yardstick is how far
+plain trainings that only round differently are from each other: ranks take each other's samples, are added the other way round,
+and gradients are weighted instead of losses. Some training is chaotic, so one pair says little: the largest of four counts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
 WAYS: dict[str, dict[str, Any]] = {
     "crossing": {},
     "barrier, first come": {"crosses_steps": False, "priority": "fifo"},
+    "in turn": {"crosses_steps": False, "priority": "fifo", "credit_bytes": 2**40},
     "shards": {"collective": "shards"},
     "server": {"collective": "server"},
     "mpi": {"transport": "mpi"},
@@ -114,16 +116,37 @@ def fresh(job: Any, optimizer_name: str) -> tuple[nn.Module, Optimizer]:
     return model, OPTIMIZERS[optimizer_name](model.parameters())
 
 
-def plain(job: Any, optimizer_name: str, samples: tuple[int, ...], *, other_way: bool) -> nn.Module:
-    """One process; the gradient is the sum of the ranks' parts, from the first rank on or the `other_way`."""
-    dataset, ranks = job.dataset(), range(len(samples))
+@dataclass(frozen=True)
+class Rounding:
+    """How a plain training computes what mathematically is the same."""
+
+    permuted: bool = False
+    """Ranks take each other's samples."""
+    backwards: bool = False
+    """The last rank's gradient is the first to be added to."""
+    weights_gradients: bool = False
+
+
+ROUNDINGS = (
+    Rounding(backwards=True, weights_gradients=True),
+    Rounding(permuted=True),
+    Rounding(permuted=True, backwards=True),
+    Rounding(permuted=True, weights_gradients=True),
+)
+
+
+def plain(job: Any, optimizer_name: str, samples: tuple[int, ...], rounding: Rounding) -> nn.Module:
+    """One process; the gradient is the sum of the ranks' parts."""
+    dataset = job.dataset()
+    sizes = samples[::-1] if rounding.permuted else samples
+    ranks = range(len(sizes))
 
     def gradients(model: nn.Module, step: int) -> None:
         batch = rows(job, dataset, step)
-        for rank in reversed(ranks) if other_way else ranks:
-            loss = job.loss(model, part(batch, sum(samples[:rank]), samples[rank]))
-            weight = samples[rank] / job.global_batch
-            if other_way:
+        for rank in reversed(ranks) if rounding.backwards else ranks:
+            loss = job.loss(model, part(batch, sum(sizes[:rank]), sizes[rank]))
+            weight = sizes[rank] / job.global_batch
+            if rounding.weights_gradients:
                 add_weighted(model, loss, weight)
             else:
                 (loss * weight).backward()
@@ -165,13 +188,16 @@ def distance(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).norm() / theirs.norm())
 
 
-def plain_twice(job: Any, optimizer_name: str, samples: tuple[int, ...], control: Control) -> tuple[Tensor, Tensor]:
-    """Plain training by rank 0, and the other way by rank 1 at the same time."""
-    mine = plain(job, optimizer_name, samples, other_way=control.rank == 1) if control.rank < 2 else None
-    first, second, *_ = control.share(values(mine) if mine is not None else None)
-    assert first is not None
-    assert second is not None
-    return first, second
+def plain_trainings(
+    job: Any, optimizer_name: str, samples: tuple[int, ...], control: Control
+) -> tuple[Tensor, list[Tensor]]:
+    """One by rank 0, those that round differently by the other ranks at the same time; none where nothing is to be rounded."""
+    own = [Rounding()] if control.rank == 0 else ROUNDINGS[control.rank - 1 :: control.size - 1]
+    if DTYPE == "float64" and control.rank:
+        own = []
+    found = control.share([values(plain(job, optimizer_name, samples, rounding)) for rounding in own])
+    (first,), *others = found
+    return first, [value for shared in others for value in shared]
 
 
 def linear_layers(model: nn.Module) -> tuple[str, ...]:
@@ -204,8 +230,8 @@ def main() -> None:
         uneven = proportional(
             [1.0 / (1 + rank) for rank in range(size)], job.global_batch, bounds(size, job.global_batch)
         )
-        expected, other_way = plain_twice(job, optimizer_name, uneven, control)
-        floor, model = distance(other_way, expected), job.model()
+        expected, others = plain_trainings(job, optimizer_name, uneven, control)
+        floor, model = max((distance(other, expected) for other in others), default=0.0), job.model()
         partition = sum(p.numel() * p.element_size() for p in model.parameters()) // NUM_PARTS
         for way in ways:
             options = {"partition_bytes": partition, "credit_bytes": 3 * partition, "crosses_steps": True} | WAYS[way]

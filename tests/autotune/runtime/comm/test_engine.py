@@ -19,11 +19,14 @@ from torch.optim import Optimizer
 from autotune.runtime.comm.engine import Engine
 from autotune.runtime.comm.exchange import Setting
 from autotune.runtime.shard_group import ShardGroup
+from autotune.runtime.traced_group import TracedGroup
 from autotune.runtime.wrapped_group import WrappedGroup
 from tests.gloo_ranks import on_ranks
 from workloads.errors import SpecError
 from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
 
+IN_TURN = {"priority": "fifo", "credit_bytes": 10**9}
+"""With this nobody asks for grants."""
 SAMPLES = {1: (6,), 2: (4, 2), 3: (3, 1, 2)}
 BATCH = 6
 
@@ -228,8 +231,9 @@ def test_gradients_accumulate_over_backward_passes() -> None:
                     loss.backward()
             optimizer.step()
 
-    compare(2, train)
-    compare(2, train, crosses_steps=False)
+    for crosses_steps in (True, False):
+        compare(2, train, crosses_steps=crosses_steps)
+        compare(2, train, crosses_steps=crosses_steps, **IN_TURN)
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
@@ -245,6 +249,7 @@ def test_gradients_may_be_zeroed_anywhere(set_to_none: bool, crosses_steps: bool
             model.zero_grad(set_to_none=set_to_none)
 
     compare(2, train, crosses_steps=crosses_steps)
+    compare(2, train, crosses_steps=crosses_steps, **IN_TURN)
 
 
 @pytest.mark.parametrize("crosses_steps", [True, False])
@@ -499,6 +504,56 @@ def test_the_next_step_begins_before_the_last_gradients_have_arrived() -> None:
     assert third - second < 0.03  # its own exchange went first, before the others were ready
 
 
+def test_waiting_between_steps_is_no_wait_of_a_forward_pass() -> None:
+    """A step's computing is told apart from its waiting by it."""
+
+    def run(group: dist.ProcessGroup) -> tuple[float, float, float]:
+        model = mlp().double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        engine = engine_of(model, optimizer, Slow(group), partition_bytes=200, credit_bytes=1)
+        for step in range(3):
+            loss_of(model, batch(step)).backward()
+            optimizer.step()
+        engine.sent()
+        begun_s = time.monotonic()
+        engine.settle()
+        settled_s = time.monotonic() - begun_s
+        between_s = engine.sent().stalled_s
+        loss_of(model, batch(3)).backward()
+        optimizer.step()
+        model(batch(4))
+        stalled_s = engine.sent().stalled_s
+        engine.detach()
+        return settled_s, between_s, stalled_s
+
+    ((settled_s, between_s, stalled_s),) = on_ranks(1, run)
+    assert settled_s > 0.03
+    assert between_s == 0
+    assert stalled_s > 0.03
+
+
+def test_asking_what_was_sent_waits_for_nothing() -> None:
+    """A group that notes what it carries waits for all of it when asked, which no step may that crosses."""
+
+    def run(group: dist.ProcessGroup) -> float:
+        traced = TracedGroup(Slow(group))
+        traced.recording = True
+        model = mlp().double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        engine = engine_of(model, optimizer, traced, partition_bytes=200, credit_bytes=1)
+        for step in range(3):
+            loss_of(model, batch(step)).backward()
+            optimizer.step()
+        begun_s = time.monotonic()
+        engine.sent()
+        taken_s = time.monotonic() - begun_s
+        engine.detach()
+        return taken_s
+
+    (taken_s,) = on_ranks(1, run)
+    assert taken_s < 0.03
+
+
 def test_a_parameter_that_only_one_rank_uses() -> None:
     """What a rank did not use counts as zero there; what nobody used keeps its value, also under weight decay."""
 
@@ -521,8 +576,9 @@ def test_a_parameter_that_only_one_rank_uses() -> None:
             optimizer.step()
 
     try:
-        compare(2, train, name="branches")
-        compare(2, train, name="branches", crosses_steps=False)
+        for crosses_steps in (True, False):
+            compare(2, train, name="branches", crosses_steps=crosses_steps)
+            compare(2, train, name="branches", crosses_steps=crosses_steps, **IN_TURN)
     finally:
         del MODELS["branches"]
 
@@ -539,13 +595,16 @@ def test_any_cut_and_credit(partition_bytes: int, credit_bytes: int, priority: s
     compare(2, train, partition_bytes=partition_bytes, credit_bytes=credit_bytes, priority=priority)
 
 
+@pytest.mark.parametrize(
+    "comm", [{}, IN_TURN, IN_TURN | {"crosses_steps": False}], ids=["granted", "in turn", "in turn, behind a barrier"]
+)
 @pytest.mark.parametrize("failing", [0, 1])
 @pytest.mark.parametrize("at", ["forward", "backward"])
-def test_a_rank_that_fails_in_a_step_takes_the_others_out_of_it(failing: int, at: str) -> None:
-    def run(group: dist.ProcessGroup) -> None:
+def test_a_rank_that_fails_in_a_step_takes_the_others_out_of_it(failing: int, at: str, comm: dict[str, Any]) -> None:
+    def run(group: dist.ProcessGroup) -> Exception | None:
         model = model_of("mlp")
         optimizer = OPTIMIZERS["adam"](model.parameters())
-        engine = engine_of(model, optimizer, group)
+        engine = engine_of(model, optimizer, group, **comm)
 
         def fail(*_: Any) -> None:
             raise ValueError("out of luck")
@@ -560,10 +619,11 @@ def test_a_rank_that_fails_in_a_step_takes_the_others_out_of_it(failing: int, at
                 optimizer.zero_grad()
                 loss_of(model, own_rows(batch(step), group)).backward()
                 optimizer.step()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - returned
             engine.detach(error)
-            raise
+            return error.with_traceback(None)  # it holds this frame, which holds the group
         engine.detach()
+        return None
 
     errors = on_ranks(3, run)
     assert isinstance(errors[failing], ValueError)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from autotune.runtime.comm.grants import Grant, Grants, Offer
+from autotune.runtime.comm.grants import Grant, Grants, InTurn, Offer
 
 
 def offer(unit: int, num_bytes: int = 100, *, unused: tuple[int, ...] = (), cuttable: bool = True) -> Offer:
@@ -100,3 +100,13 @@ def test_every_byte_is_granted_once_in_any_order_of_events(seed: int) -> None:
     assert [sum(g.num_bytes for g in seen if g.unit == unit) for unit in range(len(sizes))] == sizes
     assert len({(g.unit, g.part) for g in seen}) == len(seen)
     assert grants.under_way_bytes == 0
+
+
+def test_where_nothing_is_to_be_decided_units_go_in_their_order() -> None:
+    turns = InTurn([1, 2, 1])
+    assert turns.offer(offer(1)) == []
+    assert names(turns.offer(offer(0))) == [(0, 0), (1, 0), (1, 1)]
+    assert names(turns.offer(offer(2))) == [(2, 0)]
+    assert turns.offer(offer(2)) == []  # of the next step
+    assert names(turns.offer(offer(0))) == [(0, 0)]
+    assert names(turns.offer(offer(1))) == [(1, 0), (1, 1), (2, 0)]

@@ -15,10 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autotune.runtime.comm.codec import GATHER, SUM, SWAP, Round
-from autotune.runtime.comm.grants import Grants
+from autotune.runtime.comm.grants import Grants, InTurn
 from autotune.runtime.comm.line import Line, _caller, open_lines
 from autotune.runtime.comm.scheduler import Scheduler
 from tests.gloo_ranks import on_ranks
+from workloads.buckets import num_partitions
 
 LARGEST = 2**24
 """Elements of float32: 64 MiB."""
@@ -80,16 +81,22 @@ def short_run(group: dist.ProcessGroup, seed: int) -> None:
     partition, credit = (int(4 * 2 ** shared.uniform(0, 16)) for _ in range(2))
     partition = max(partition, 4 * max(sizes) // 200)
     priorities = [shared.randint(0, 5) for _ in sizes] if shared.random() < 0.7 else None
+    in_turn = None
+    if shared.random() < 0.15:  # nobody is asked: plain sums, in the order of their numbers
+        kinds = [SUM] * len(sizes)
+        in_turn = InTurn([num_partitions(partition, 4 * size, size) for size in sizes])
     kept = Collected()
 
     def grants() -> Grants:
         return Grants(num_ranks=group.size(), partition_bytes=partition, credit_bytes=credit, priorities=priorities)
 
-    scheduler = Scheduler(group, grants, kept)
+    scheduler = Scheduler(group, grants, kept, in_turn)
     order = own.sample(range(len(sizes)), len(sizes))
     for unit in order:
         time.sleep(own.choice((0.0, 0.0, 0.0, 0.001)))
         scheduler.offer(unit, 0, content(kinds[unit], sizes[unit], unit, group.rank(), group.size()))
+    if own.random() < 0.5 or in_turn is not None:  # by the thread that waits, or the scheduler's own
+        assert scheduler.wait_until(lambda: bool(kept.errors) or len(kept.received) == len(sizes), 20.0)
     kept.wait(len(sizes))
     scheduler.close()
     for unit, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
