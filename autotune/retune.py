@@ -14,6 +14,7 @@ from autotune.online.comm_controller import CommController
 from autotune.online.controller import Controller
 from autotune.online.known import known_of
 from autotune.online.learning import Memory
+from autotune.online.link_view import LinkView
 from autotune.online.meta_network import MetaNetwork
 from autotune.online.second_opinion import SecondOpinion
 from autotune.simulate.cost_model import cost_model
@@ -46,8 +47,7 @@ def make_controller(
         known_of(bench.graph, costs, transport),
         offers,
         memory,
-        cluster=cluster,
-        reowns=parts.collective,
+        links=LinkView(cluster, reowns=parts.collective),
         opinion=opinion,
         thinks=thinking_aside(),
     )

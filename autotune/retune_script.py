@@ -14,6 +14,7 @@ from autotune.online.comm_controller import CommController
 from autotune.online.controller import Controller
 from autotune.online.known import Known, shards_gain
 from autotune.online.learning import Memory
+from autotune.online.link_view import LinkView
 from autotune.online.meta_network import MetaNetwork
 from autotune.online.model_sizes import ModelSizes
 from autotune.space import Space, max_bucket_log2, ways_to_send
@@ -55,7 +56,7 @@ def script_controller(
     sized = ModelSizes.of_parameters([tuple(parameter.shape) for parameter in trained], sizes)
     known = Known(model=sized, shards_gain=shards_gain(mix))
     memory = Memory(MetaNetwork.shipped())
-    comm = CommController(known, offers, memory, cluster=mix, thinks=thinking_aside())
+    comm = CommController(known, offers, memory, links=LinkView(mix), thinks=thinking_aside())
     return Controller(plan, limits, sum(samples), comm=comm, on_decision=on_decision, clock=time.perf_counter)
 
 

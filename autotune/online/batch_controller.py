@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 from statistics import fmean, median
 
 from autotune.online.rank_cost import RankCostModel, Sensitivity
@@ -231,28 +232,26 @@ class BatchController:
 
     def _best_single(self, per_sample: float) -> tuple[Split, float]:
         """The split that the last steps together would have taken least with, and what one would have taken."""
-        tried = {self._seen[-1].samples}
+        tried, units_s = {self._seen[-1].samples}, self._units_s()
+        ordered_s = [sorted(each) for each in zip(*units_s, strict=True)]
         for quantile in _QUANTILES:
-            units = [sorted(each)[int(quantile * (len(each) - 1))] for each in zip(*self._units_s(), strict=True)]
+            units = [each[int(quantile * (len(each) - 1))] for each in ordered_s]
             costs = [model.cost(per_sample, unit) for model, unit in zip(self._ranks, units, strict=True)]
             tried.add(balanced(costs, self._total, self._limits))
-        taken_s = {split: self._would_have_taken_s(split, per_sample) for split in tried}
+        taken_s = {split: self._would_have_taken_s(split, per_sample, units_s) for split in tried}
         best = min(taken_s, key=lambda split: taken_s[split])
         return best, taken_s[best]
 
-    def _would_have_taken_s(self, samples: Split, per_sample: float) -> float:
+    def _would_have_taken_s(self, samples: Split, per_sample: float, units_s: Sequence[Sequence[float]]) -> float:
         """One of the last steps, by this split."""
         weights = [
             cost.fixed_s + cost.per_sample_s * n for cost, n in zip(self._unit_costs(per_sample), samples, strict=True)
         ]
-        return self._mean_step_s(
-            max(unit * weight for unit, weight in zip(units, weights, strict=True)) for units in self._units_s()
-        )
+        return self._mean_step_s(max(map(mul, units, weights)) for units in units_s)
 
-    def _units_s(self) -> Iterator[list[float]]:
+    def _units_s(self) -> list[list[float]]:
         """What a unit of work took on each rank in each of the last steps."""
-        for done in self._done:
-            yield [model.units_of(w, t) for model, (w, t) in zip(self._ranks, done, strict=True)]
+        return [[model.units_of(w, t) for model, (w, t) in zip(self._ranks, done, strict=True)] for done in self._done]
 
     def _mean_step_s(self, slowest_s: Iterable[float]) -> float:
         """Of steps with these compute times; the few longest are left out, lest one hiccup decides."""
@@ -275,7 +274,8 @@ class BatchController:
             gain = 1 - after_s / before_s
             reason = f"rank {slowest} takes {100 * gain:.0f} % of a step longer than it need"
         else:
-            before_s, after_s = (self._would_have_taken_s(split, per_sample) for split in (now, target))
+            units_s = self._units_s()
+            before_s, after_s = (self._would_have_taken_s(split, per_sample, units_s) for split in (now, target))
             gain = 1 - after_s / before_s
             reason = f"rank {slowest} comes and goes too fast to be followed"
         if gain < self._least_gain():

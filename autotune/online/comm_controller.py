@@ -31,7 +31,6 @@ from autotune.online.second_opinion import SecondOpinion, averaged
 from autotune.online.statistics import Window, window
 from profilers.step_stats import StepStats
 from results.decision import LOOK, NETWORK, REGRET
-from workloads.cluster import Cluster
 from workloads.plan import Plan
 
 
@@ -106,23 +105,20 @@ class CommController:
         known: Known,
         offers: Callable[[Plan], Candidates],
         memory: Memory,
-        patience: Patience = _PATIENT,
         *,
-        cluster: Cluster | None = None,
-        reowns: bool = True,
+        links: LinkView | None = None,
         opinion: SecondOpinion | None = None,
         thinks: Thinks = at_once,
     ) -> None:
-        """`offers`: the candidates beside a plan, for its split. `cluster`: the mix, if its links may be looked at. `reowns`:
-        whether shards may get other owners. `opinion`: of a simulator, where there is a cost model. `thinks`: where what
-        takes longer than a step may wait is done; the answer is taken up when it is there.
+        """`offers`: the candidates beside a plan, for its split. `links`: the mix, if its links may be looked at. `opinion`: of a
+        simulator, where there is a cost model. `thinks`: where what takes longer than a step may wait is done; the answer is
+        taken up when it is there.
         """
         self._thinks = thinks
         self._answer: tuple[Plan, Future[_Answer | None], Sight | None] | None = None
         """For which plan it was asked, what comes of it, and what to say if that is nothing."""
-        self._links = LinkView(cluster, reowns=reowns) if cluster is not None else None
-        self._opinion = opinion
-        self._known, self._offers, self.memory, self._patience = known, offers, memory, patience
+        self._links, self._opinion = links, opinion
+        self._known, self._offers, self.memory, self._patience = known, offers, memory, _PATIENT
         self._looked = False
         """Whether links were looked at, and nothing has come of it yet."""
         self._question: Sight | None = None
@@ -135,7 +131,7 @@ class CommController:
         self._trial: _Trial | None = None
         self._rejected: set[Plan] = set()
         self._num_steps = 0
-        self._changed_at, self._break = -patience.longest_break, patience.first_break
+        self._changed_at, self._break = -_PATIENT.longest_break, _PATIENT.first_break
         """When the network was last seen to change, and how long it is not asked after from there on."""
 
     def observe(self, plan: Plan, closed: tuple[StepStats, ...]) -> None:

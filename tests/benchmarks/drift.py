@@ -33,6 +33,8 @@ STEPS = {
     "steady": 80,
 }
 """Of each trace."""
+REPEATS = {"steady": 3, "link-drop": 3}
+"""Where little is at stake, noise of a single run would hide it."""
 PART_STEPS = {"busy-neighbour": 80, "random-walk": 80, "bandwidth-swing": 80, "link-drop": 80}
 """Of the traces on which parts are compared."""
 KINDS, WHAT = ("paced", "lab"), ("contenders", "parts")
@@ -144,7 +146,8 @@ def measure(kind: str, what: str, traces: dict[str, int]) -> None:
         for trace, num_steps in traces.items():
             out = PUBLISHED / f"{kind}-{trace}.json" if what == "contenders" else PUBLISHED / "parts" / f"{trace}.json"
             command = [sys.executable, "-m", PROGRAM, WORKLOAD, CLUSTER, str(out), trace, str(num_steps)]
-            (in_lab if kind == "lab" else paced)([*command, *(["--parts"] if what == "parts" else [])])
+            more = ["--parts"] if what == "parts" else ["--repeats", str(REPEATS.get(trace, 1))]
+            (in_lab if kind == "lab" else paced)([*command, *more])
 
 
 def table() -> str:

@@ -43,6 +43,8 @@ class OnlineCost:
     steps_s: tuple[float, ...]
     decisions_s: tuple[float, ...]
     """Of each step: how long rank 0 took to decide, mostly that all stays as it is."""
+    decisions_cpu_s: tuple[float, ...]
+    """Of that, what it computed: four ranks share two cores, and somebody else may run in between."""
     accounts: tuple[Account, ...]
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -58,15 +60,17 @@ class OnlineCost:
         """Processor time of those ranks, the most of one of them, as a share of the time that training took."""
         return max(account.cpu_s for account in accounts) / sum(self.steps_s)
 
-    def quantile_s(self, share: float) -> float:
-        ordered = sorted(self.decisions_s)
-        return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+def quantile_s(values_s: Sequence[float], share: float) -> float:
+    ordered = sorted(values_s)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
 def line(found: OnlineCost) -> str:
     return (
         f"Measured over {found.num_steps} steps ({WORKLOAD} on {CLUSTER} through {TRACE}, {found.label}): a decision takes "
-        f"{1e3 * median(found.decisions_s):.2f} ms in the median, {1e3 * found.quantile_s(0.99):.2f} ms at the 99th percentile; reports, words and "
+        f"{1e3 * median(found.decisions_s):.2f} ms in the median, {1e3 * quantile_s(found.decisions_s, 0.99):.2f} ms at the 99th percentile "
+        f"({1e3 * median(found.decisions_cpu_s):.2f} and {1e3 * quantile_s(found.decisions_cpu_s, 0.99):.2f} ms of processor time); reports, words and "
         f"decisions take {100 * found.of_core(found.accounts[:1]):.2f} % of a core on rank 0 and {100 * found.of_core(found.accounts[1:]):.2f} % on the "
         f"others ({100 * found.cpu_share:.1f} % of what the ranks use at all, whose devices are paced); "
         f"{found.bytes_per_step:.0f} bytes a step on the control channel of {len(found.accounts)} ranks. `nox -s online_cost`."

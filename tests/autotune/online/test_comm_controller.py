@@ -14,6 +14,7 @@ from autotune.online.candidates import Candidates
 from autotune.online.comm_controller import CommController, Patience, Switch
 from autotune.online.known import Known
 from autotune.online.learning import Memory
+from autotune.online.link_view import LinkView
 from autotune.online.links import links_of, with_links
 from autotune.online.meta_network import Guess, MetaNetwork
 from autotune.online.model_sizes import ModelSizes
@@ -181,7 +182,7 @@ def looking(worth: dict[int, float]) -> CommController:
     def offers(running: Plan) -> Candidates:
         return Candidates(plans=tuple(dict.fromkeys([*CANDIDATES.plans, running])))
 
-    return CommController(KNOWN, offers, memory, cluster=LOOKING)
+    return CommController(KNOWN, offers, memory, links=LinkView(LOOKING))
 
 
 def received(*speeds: float) -> list[list[float]]:

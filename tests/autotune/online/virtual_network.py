@@ -14,6 +14,7 @@ from autotune.online.comm_controller import CommController
 from autotune.online.controller import Controller
 from autotune.online.known import known_of
 from autotune.online.learning import Memory
+from autotune.online.link_view import LinkView
 from autotune.online.meta_network import MetaNetwork
 from autotune.online.second_opinion import SecondOpinion
 from autotune.online.simulated_steps import simulated_step
@@ -114,5 +115,5 @@ def controller_for(run: VirtualRun, start: Plan, *, asks_simulator: bool = True)
         return candidates(space, running.batch.samples, transport="gloo", also=[running])
 
     opinion = SecondOpinion(info, graph) if asks_simulator else None
-    comm = CommController(known, offers, Memory(MetaNetwork.shipped()), cluster=run.stated, opinion=opinion)
+    comm = CommController(known, offers, Memory(MetaNetwork.shipped()), links=LinkView(run.stated), opinion=opinion)
     return Controller(start, predictor.bounds, info.global_batch, comm=comm)

@@ -106,10 +106,10 @@ def lead(job: Job, bench: Bench, options: argparse.Namespace) -> Traced:
     stretches = Stretches(bench.info, bench.graph, bench.limits, mixes)
     changes = tuple(step for step in range(1, len(mixes)) if mixes[step] != mixes[step - 1])
     runs: dict[str, list[DriftRun]] = {}
-    for _ in range(options.repeats):
+    for turn in range(options.repeats):
         chosen = (parts if options.parts else contenders)(job, bench, stretches)
-        for name, contender in chosen.items():
-            runs.setdefault(name, []).append(run(bench, contender, options.steps))
+        for name in list(chosen)[:: -1 if turn % 2 else 1]:
+            runs.setdefault(name, []).append(run(bench, chosen[name], options.steps))
             kept = {key: tuple(made) for key, made in runs.items()}
             traced = Traced(trace=options.trace, changes=changes, runs=best_first(kept))
             keep(options, bench, traced)

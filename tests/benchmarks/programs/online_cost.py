@@ -70,7 +70,7 @@ def main() -> None:
     options = parser.parse_args()
     job = Job(workload=options.workload, clusters=(options.cluster,), results=options.out.parent, replay=options.trace)
     trial.Pilot = CountingPilot  # type: ignore[misc] # on every rank
-    made: list[tuple[str, tuple[float, ...], list[float]]] = []
+    made: list[tuple[str, tuple[float, ...], list[tuple[float, float]]]] = []
 
     def lead(bench: Bench) -> None:
         speeds = [device.flops_per_s or 1.0 for device in bench.cluster.devices]
@@ -79,9 +79,9 @@ def main() -> None:
         controller, taken_s = make_controller(job, bench, start, lambda _: None), []
 
         def decide(row: StepRow) -> Decision | None:
-            begun_s = time.perf_counter()
+            begun_s, begun_cpu_s = time.perf_counter(), time.thread_time()
             decision = controller.decide(row)
-            taken_s.append(time.perf_counter() - begun_s)
+            taken_s.append((time.perf_counter() - begun_s, time.thread_time() - begun_cpu_s))
             return decision
 
         done = trained(bench, start, options.steps, decide)
@@ -96,7 +96,8 @@ def main() -> None:
             label=label,
             num_steps=options.steps,
             steps_s=steps_s,
-            decisions_s=tuple(taken_s),
+            decisions_s=tuple(wall_s for wall_s, _ in taken_s),
+            decisions_cpu_s=tuple(cpu_s for _, cpu_s in taken_s),
             accounts=tuple(accounts),
             environment=describe_environment(),
         )
