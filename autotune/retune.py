@@ -17,6 +17,7 @@ from autotune.online.learning import Memory
 from autotune.online.link_view import LinkView
 from autotune.online.meta_network import MetaNetwork
 from autotune.online.second_opinion import SecondOpinion
+from autotune.runtime.link_look import look_bytes
 from autotune.simulate.cost_model import cost_model
 from results.decision import Decision
 from results.store import safe_name
@@ -47,7 +48,7 @@ def make_controller(
         known_of(bench.graph, costs, transport),
         offers,
         memory,
-        links=LinkView(cluster, reowns=parts.collective),
+        links=LinkView(cluster, reowns=parts.collective, look_bytes=look_bytes(len(cluster.hosts))),
         opinion=opinion,
         thinks=thinking_aside(),
     )

@@ -17,6 +17,7 @@ from autotune.online.learning import Memory
 from autotune.online.link_view import LinkView
 from autotune.online.meta_network import MetaNetwork
 from autotune.online.model_sizes import ModelSizes
+from autotune.runtime.link_look import look_bytes
 from autotune.space import Space, max_bucket_log2, ways_to_send
 from autotune.stage_points import NO_STAGES
 from results.decision import Decision
@@ -56,7 +57,8 @@ def script_controller(
     sized = ModelSizes.of_parameters([tuple(parameter.shape) for parameter in trained], sizes)
     known = Known(model=sized, shards_gain=shards_gain(mix))
     memory = Memory(MetaNetwork.shipped())
-    comm = CommController(known, offers, memory, links=LinkView(mix), thinks=thinking_aside())
+    links = LinkView(mix, look_bytes=look_bytes(len(mix.hosts)))
+    comm = CommController(known, offers, memory, links=links, thinks=thinking_aside())
     return Controller(plan, limits, sum(samples), comm=comm, on_decision=on_decision, clock=time.perf_counter)
 
 

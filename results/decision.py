@@ -25,7 +25,7 @@ class Decision:
     """Share of the step time that it is expected to save."""
     reason: str
     switches: bool = True
-    """Whether the plan is another one than before. If not, the change was seen, and nothing could be done about it."""
+    """Whether the plan is another one than before. If not, this is what was seen; what comes of it is another decision."""
     at_s: float = 0.0
     """When it was taken, on rank 0's performance counter, which is the clock of a run's timeline."""
 
@@ -35,6 +35,6 @@ def in_words(decision: Decision) -> str:
     if decision.kind == LOOK:
         return f"{decision.kind}: {decision.reason}; timing the links"
     if not decision.switches:
-        return f"{decision.kind}: {decision.reason}; the plan stays"
+        return f"{decision.kind}: {decision.reason}"
     gain = f", expected to save {100 * decision.predicted_gain:.0f} %" if decision.predicted_gain > 0 else ""
     return f"{decision.kind}: {decision.reason}; now {plan_summary(decision.plan)}{gain}"

@@ -62,7 +62,7 @@ class Patience:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Switch:
-    """Another way for gradients to travel, and why; or why there is none, or a look at the links first."""
+    """Another way for gradients to travel, and why; or a look at the links first."""
 
     plan: Plan
     reason: str
@@ -115,8 +115,8 @@ class CommController:
         taken up when it is there.
         """
         self._thinks = thinks
-        self._answer: tuple[Plan, Future[_Answer | None], Sight | None] | None = None
-        """For which plan it was asked, what comes of it, and what to say if that is nothing."""
+        self._answer: tuple[Plan, Future[_Answer | None]] | None = None
+        """For which plan it was asked, and what comes of it."""
         self._links, self._opinion = links, opinion
         self._known, self._offers, self.memory, self._patience = known, offers, memory, _PATIENT
         self._looked = False
@@ -179,7 +179,7 @@ class CommController:
         if self._links is None:
             return None
         self._links.is_current = False
-        if not self._links.can_look(self._plan.comm):
+        if not self._links.can_look(seen):
             return None
         return Switch(plan=self._plan, reason=what, kind=LOOK, switches=False)
 
@@ -190,32 +190,29 @@ class CommController:
         self._changed_at = self._num_steps
 
     def _answered(self, seen: Window) -> Switch | None:
-        """Another way, if one is surely better; if not, and links were looked at, what was found."""
+        """Another way, if one is surely better."""
         first = f"gradients take {_percent(beyond(seen))} of a step beyond computing"
         question = self._question or Sight(what=first, ranks=())
-        self._question, self._asked = None, seen
-        looked, self._looked = self._looked, False
-        return self._think(seen, lambda: self._ask(seen, question), question if looked else None)
+        self._question, self._asked, self._looked = None, seen, False
+        return self._think(seen, lambda: self._ask(seen, question))
 
-    def _think(self, seen: Window, ask: Callable[[], _Answer | None], otherwise: Sight | None = None) -> Switch | None:
+    def _think(self, seen: Window, ask: Callable[[], _Answer | None]) -> Switch | None:
         """Have a question answered, now or soon."""
-        self._answer = seen.plan, self._thinks(ask), otherwise
+        self._answer = seen.plan, self._thinks(ask)
         return self._take_up(*self._answer)
 
-    def _take_up(self, plan: Plan, coming: Future[_Answer | None], otherwise: Sight | None) -> Switch | None:
+    def _take_up(self, plan: Plan, coming: Future[_Answer | None]) -> Switch | None:
         """The answer, if it is there; what was asked of another plan is forgotten, and asked again."""
         if not coming.done():
             return None
         self._answer, answer = None, coming.result()
         if plan != self._plan:
-            self._question = self._question or otherwise or Sight(what="samples have moved meanwhile", ranks=())
+            self._question = self._question or Sight(what="samples have moved meanwhile", ranks=())
             return None
-        if answer is not None:
-            self._trial = answer.trial
-            return answer.switch
-        if otherwise is None:
+        if answer is None:
             return None
-        return Switch(plan=plan, reason=otherwise.what, ranks=otherwise.ranks, switches=False)
+        self._trial = answer.trial
+        return answer.switch
 
     def _other_owners(self, seen: Window) -> Switch | None:
         """What runs, with the owners that the links call for, where that saves enough."""
@@ -234,12 +231,13 @@ class CommController:
         """Wait until nothing is being thought about."""
         self._thinks(lambda: None).result(timeout=_REST_S)
 
-    def found(self, arrivals: Sequence[Sequence[float]]) -> None:
-        """What ranks have received from one another just now, a row for each."""
+    def found(self, arrivals: Sequence[Sequence[float]]) -> Sight | None:
+        """What ranks have received from one another just now, a row for each; and what that says."""
         if self._links is None or self._plan is None:
-            return
+            return None
         self._question, self._looked = self._links.take_in(arrivals), True
         self._known = self._links.known(self._known, self._plan.comm)
+        return self._question
 
     def _ask(self, seen: Window, question: Sight) -> _Answer | None:
         """A way that is surely better. It changes nothing here, so that it may take its time elsewhere."""

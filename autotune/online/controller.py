@@ -8,13 +8,13 @@ while they move, the network is not judged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from autotune.online.batch_controller import BatchController
 from autotune.online.comm_controller import CommController
 from profilers.step_stats import StepRow
-from results.decision import COMPUTE, REGRET, Decision
+from results.decision import COMPUTE, NETWORK, REGRET, Decision
 from workloads.plan import Plan
 from workloads.split import Bounds
 
@@ -50,8 +50,8 @@ class Controller:
     def decide(self, row: StepRow) -> Decision | None:
         """What is different from the next step on, if anything."""
         (plan_before, compute_before_s), self._last = self._last, (self.plan, row.compute_s)
-        if row.arrivals is not None and self.comm is not None:
-            self.comm.found(row.arrivals)
+        if row.arrivals is not None:
+            self._note_links(row.step, row.arrivals)
         if row.closed is None or row.samples != self.plan.batch.samples:
             return None  # the first step, and the short last one of an epoch, are like no other
         self._waited_s = max(max(stats.step_s for stats in row.closed) - max(compute_before_s), 0.0)
@@ -87,6 +87,15 @@ class Controller:
                 )
             )
         return None
+
+    def _note_links(self, step: int, arrivals: Sequence[Sequence[float]]) -> None:
+        """What a look has found stands in the log, whatever comes of it."""
+        sight = self.comm.found(arrivals) if self.comm is not None else None
+        if sight is not None:
+            found = Decision(
+                step=step, plan=self.plan, kind=NETWORK, ranks=sight.ranks, reason=sight.what, switches=False
+            )
+            self._decided(found)
 
     def _decided(self, undated: Decision) -> Decision:
         decision = replace(undated, at_s=self._clock())

@@ -14,6 +14,10 @@ from workloads.cluster import Cluster
 from workloads.plan import CommPlan, Plan
 
 
+_STEPS_PER_LOOK = 10
+"""As many steps may send no more than a look does."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sight:
     """What a look has found."""
@@ -27,9 +31,9 @@ class Sight:
 class LinkView:
     """The links of one job's hosts."""
 
-    def __init__(self, stated: Cluster, *, reowns: bool = True) -> None:
-        """`reowns`: whether shards may get other owners."""
-        self._stated, self._reowns = stated, reowns
+    def __init__(self, stated: Cluster, *, reowns: bool = True, look_bytes: int = 0) -> None:
+        """`reowns`: whether shards may get other owners. `look_bytes`: what a look puts on a link."""
+        self._stated, self._reowns, self._look_bytes = stated, reowns, look_bytes
         self.mix = stated
         """With links as last looked at."""
         self.is_current = True
@@ -37,8 +41,10 @@ class LinkView:
         self.owners: tuple[float, ...] = ()
         """Of shards, as links that were looked at call for."""
 
-    def can_look(self, comm: CommPlan) -> bool:
-        return len(self.mix.hosts) > 1 and comm.transport == "gloo"
+    def can_look(self, seen: Window) -> bool:
+        """Whether there are links to look at, and a look is not far more than all that training itself asks of them."""
+        is_worth_it = self._look_bytes <= _STEPS_PER_LOOK * seen.wire_bytes
+        return is_worth_it and len(self.mix.hosts) > 1 and seen.transport == "gloo"
 
     def take_in(self, arrivals: Sequence[Sequence[float]]) -> Sight:
         """What ranks have received from one another just now, a row for each. Links that are not clearly others stay as they were."""

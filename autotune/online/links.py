@@ -95,8 +95,8 @@ def in_words(cluster: Cluster, ratios: dict[int, float]) -> str:
     if not ratios:
         return "no link carries less than before"
     if len(ratios) == len(cluster.hosts):
-        return f"all links carry {fmean(ratios.values()):.2f} times what they did"
-    named = [f"{cluster.hosts[host].name}'s link carries {ratio:.2f}" for host, ratio in ratios.items()]
+        return f"all links carry {fmean(ratios.values()):.2g} times what they did"
+    named = [f"{cluster.hosts[host].name}'s link carries {ratio:.2g}" for host, ratio in ratios.items()]
     more = f", and {len(named) - _MOST_NAMED} more changed" if len(named) > _MOST_NAMED else ""
     return ", ".join(named[:_MOST_NAMED]) + " times what it did" + more
 

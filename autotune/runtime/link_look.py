@@ -51,6 +51,11 @@ def num_rounds(num_hosts: int) -> int:
     return min(num_hosts - 1, MOST_ROUNDS)
 
 
+def look_bytes(num_hosts: int) -> int:
+    """What a look puts on each link, one way."""
+    return num_rounds(num_hosts) * (LEAD_BYTES + NUM_PARTS * PART_BYTES)
+
+
 def _round(group: dist.ProcessGroup, target: int, source: int, tag: int) -> float:
     sizes = [LEAD_BYTES, *[PART_BYTES] * NUM_PARTS]
     buffers = [torch.empty(size // _ELEMENT_BYTES) for size in sizes]

@@ -28,7 +28,8 @@ def read(tmp_path: Path, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-OWN = ("--workload", "own_workload:factory", "--set", "width=16")
+OWN = ("--workload", "own_workload:factory", "--set", "width=512")
+"""Wide enough for emulated devices and links to take longer than the real work behind them."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def test_a_sweep_of_two_mixes_is_kept_and_reported(swept: tuple[Path, list[dict[
     folder, reports = swept
     assert [report["cluster"] for report in reports] == ["uniform4-first2", "mixed4-first2"]
     for report in reports:
-        assert report["workload"] == "own_workload:factory,width=16"
+        assert report["workload"] == "own_workload:factory,width=512"
         assert report["label"] == "emulated"
         assert [row["name"] for row in report["contest"]] == ["DDP default", "DDP tuned by hand", "best plan"]
         assert report["trials"][0]["cpu_s_per_step"] > 0
@@ -70,14 +71,14 @@ def test_the_kept_plan_is_used_by_train(swept: tuple[Path, list[dict[str, Any]]]
 
 @pytest.mark.mpi
 def test_training_goes_through_a_trace(swept: tuple[Path, list[dict[str, Any]]]) -> None:
-    """The links all but stop for steps 4 to 7, and recover. One more step is traced, with a plan that has several buckets."""
+    """The links carry a twentieth in steps 4 to 7, and recover. One more step is traced, with a plan that has several buckets."""
     folder, _ = swept
     (path,) = folder.glob("results/data/best/*@mixed4-first2.json")
     kept = json.loads(path.read_text())
     kept["plan"]["comm"] |= {"reducer": "bucketed", "bucket_bytes": 512}
     (folder / "buckets.json").write_text(json.dumps(kept))
     changes = "".join(
-        f'[[change]]\nat = {at}\nhost = "*"\nbandwidth = {share}\n' for at, share in ((4, 0.0003), (8, 1))
+        f'[[change]]\nat = {at}\nhost = "*"\nbandwidth = {share}\n' for at, share in ((4, 0.05), (8, 1))
     )
     (folder / "dip.toml").write_text(changes)
     rest = ("--cluster", "mixed4", "--steps", "12", "--rounds", "1", "--json")
@@ -94,18 +95,18 @@ def test_training_goes_through_a_trace(swept: tuple[Path, list[dict[str, Any]]])
 
 @pytest.mark.mpi
 def test_what_is_decided_while_training_stands_in_report_and_trace(swept: tuple[Path, list[dict[str, Any]]]) -> None:
-    """A link all but stops after 15 steps, which all ranks look at before an agreed step; samples and losses go on."""
+    """A link drops to a tenth, which all ranks look at before an agreed step; samples and losses go on."""
     folder, _ = swept
-    (folder / "drop.toml").write_text("[[change]]\nat = 15\nhost = 1\nbandwidth = 0.003\n")
-    rest = ("--cluster", "mixed4", "--steps", "40", "--rounds", "1", "--json")
+    (folder / "drop.toml").write_text("[[change]]\nat = 25\nhost = 1\nbandwidth = 0.1\n")
+    rest = ("--cluster", "mixed4", "--steps", "70", "--rounds", "1", "--json")
     done = autotune(2, "train", *OWN, "--online", "--replay", "drop.toml", "--trace", "online.json", *rest, cwd=folder)
     assert done.code == 0, done.err
     trained = json.loads(done.out)
-    assert len(trained["losses"]) == 40
+    assert len(trained["losses"]) == 70
     decisions = trained["decisions"]
-    looks = [decision for decision in decisions if decision["kind"] == "look"]
-    assert looks
-    assert any(decision["kind"] == "network" and "carr" in decision["reason"] for decision in decisions)
+    (found,) = (decision for decision in decisions if "carry 0.1 times" in decision["reason"] and not decision["switches"])
+    assert found["kind"] == "network"
+    assert found["step"] > 25
     spans = [span for span in read_trace(folder / "online.json").spans if span.lane == "decisions"]
     assert [span.kind for span in spans] == [decision["kind"] for decision in decisions]
     assert any("timing the links" in span.op for span in spans)

@@ -56,7 +56,7 @@ def test_without_decisions_nothing_is_added() -> None:
         (DECISIONS[1], "look: steps take longer; timing the links"),
         (
             Decision(step=1, plan=EVEN, kind=NETWORK, reason="all links carry 0.25", switches=False),
-            "network: all links carry 0.25; the plan stays",
+            "network: all links carry 0.25",
         ),
     ],
 )

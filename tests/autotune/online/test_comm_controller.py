@@ -14,14 +14,14 @@ from autotune.online.candidates import Candidates
 from autotune.online.comm_controller import CommController, Patience, Switch
 from autotune.online.known import Known
 from autotune.online.learning import Memory
-from autotune.online.link_view import LinkView
+from autotune.online.link_view import LinkView, Sight
 from autotune.online.links import links_of, with_links
 from autotune.online.meta_network import Guess, MetaNetwork
 from autotune.online.model_sizes import ModelSizes
 from autotune.online.statistics import window
 from autotune.simulate.collectives import plan_shares
 from profilers.step_stats import Part, PartSums, StepStats
-from results.decision import LOOK, NETWORK, REGRET
+from results.decision import LOOK, REGRET
 from tests.autotune.online.jobs import GRAPH, SAMPLES, make_simulated, observed, offered
 from workloads.cluster import load_cluster
 from workloads.plan import BatchPlan, CommPlan, Plan
@@ -174,7 +174,7 @@ def test_an_answer_that_takes_its_time_is_taken_up_later_and_only_for_the_plan_i
 LOOKING = load_cluster("mixed4")
 
 
-def looking(worth: dict[int, float]) -> CommController:
+def looking(worth: dict[int, float], look_bytes: int = 0) -> CommController:
     """One that may look at the links, and knows what plans are worth."""
     memory, oracle = Memory(MetaNetwork.cold()), Oracle(worth)
     memory.network = oracle  # type: ignore[assignment]
@@ -182,7 +182,7 @@ def looking(worth: dict[int, float]) -> CommController:
     def offers(running: Plan) -> Candidates:
         return Candidates(plans=tuple(dict.fromkeys([*CANDIDATES.plans, running])))
 
-    return CommController(KNOWN, offers, memory, links=LinkView(LOOKING))
+    return CommController(KNOWN, offers, memory, links=LinkView(LOOKING, look_bytes=look_bytes))
 
 
 def received(*speeds: float) -> list[list[float]]:
@@ -196,12 +196,22 @@ def test_links_are_looked_at_before_it_is_asked_again_and_the_one_that_changed_i
     look = run(found, RUNNING, 3.0, 20)
     assert look is not None
     assert (look.kind, look.switches, look.plan) == (LOOK, False, RUNNING)
-    found.found(received(125e6, 25e6, 125e6, 125e6))
-    answer = run(found, RUNNING, 3.0, PATIENCE.window - PATIENCE.steps)
-    assert answer is not None
-    assert (answer.kind, answer.switches, answer.ranks) == (NETWORK, False, (1,))
-    assert answer.reason == "host1's link carries 0.20 times what it did"
+    sight = found.found(received(125e6, 25e6, 125e6, 125e6))
+    assert sight == Sight(what="host1's link carries 0.2 times what it did", ranks=(1,))
     assert run(found, RUNNING, 3.0, 50) is None
+
+
+def test_links_are_not_looked_at_where_a_look_is_far_more_than_training_sends() -> None:
+    """A look of 1 MB: worth it where a step sends 200 kB, not where it sends 20."""
+    for num_bytes, looks in ((200e3, True), (20e3, False)):
+        found = looking({}, look_bytes=1_000_000)
+        sent = PartSums.of([Part(num_bytes=num_bytes, ready_s=0.0, posted_s=0.0, end_s=0.1)])
+        switches = []
+        for number in range(40):
+            seen = steps(2.0 if number < 20 else 3.0)
+            found.observe(RUNNING, tuple(replace(stats, step=number, parts=sent) for stats in seen))
+            switches.append(found.propose())
+        assert any(switch is not None and switch.kind == LOOK for switch in switches) == looks
 
 
 def test_a_network_that_swings_is_looked_at_less_and_less() -> None:

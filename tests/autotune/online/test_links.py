@@ -58,7 +58,7 @@ def changed_to(*factors: float) -> tuple[Cluster, dict[int, float]]:
 def test_a_link_that_drops_is_named_with_its_rank() -> None:
     now, ratios = changed_to(1, 0.2, 1, 1)
     assert ratios == {1: pytest.approx(0.2)}
-    assert in_words(now, ratios) == "host1's link carries 0.20 times what it did"
+    assert in_words(now, ratios) == "host1's link carries 0.2 times what it did"
     assert ranks_on(now, list(ratios)) == (1,)
     assert now.hosts[1].link is not None
     assert now.hosts[1].link.latency_s == pytest.approx(50e-6)
@@ -73,5 +73,5 @@ def test_what_a_short_look_may_be_wrong_by_is_no_change() -> None:
 def test_all_and_several_links_are_named_together() -> None:
     assert in_words(*changed_to(0.25, 0.25, 0.25, 0.25)) == "all links carry 0.25 times what they did"
     assert in_words(*changed_to(0.5, 1, 1, 0.2)) == (
-        "host0's link carries 0.50, host3's link carries 0.20 times what it did"
+        "host0's link carries 0.5, host3's link carries 0.2 times what it did"
     )

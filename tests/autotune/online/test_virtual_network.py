@@ -58,11 +58,13 @@ def test_a_link_that_drops_is_named_and_its_host_owns_nothing_any_more() -> None
     run = virtual_run("link-drop", 80)
     controller = controller_for(run, run.stretches.plans[run.stated])
     run.retuned_s(controller)
-    look, network, *_ = controller.decisions
+    look, network, switch, *_ = controller.decisions
     assert (look.kind, look.switches) == (LOOK, False)
     assert 41 <= look.step <= 46
     assert (network.kind, network.ranks) == (NETWORK, (1,))
     assert "host1's link carries 0.2" in network.reason
-    assert network.plan.comm.shares[1] == 0.0
-    run.stretches.predictors[run.stated].simulator.step_s(network.plan)
+    assert not network.switches
+    assert (switch.reason, switch.ranks) == (network.reason, network.ranks)
+    assert switch.plan.comm.shares[1] == 0.0
+    run.stretches.predictors[run.stated].simulator.step_s(switch.plan)
     assert controller.plan.batch.samples == run.stretches.plans[run.stated].batch.samples
