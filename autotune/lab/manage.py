@@ -13,7 +13,7 @@ from autotune.job import LAB_VARIABLE
 from autotune.lab import kernel
 from autotune.lab.hosts import DESCRIPTION, STATE_FOLDER, Lab, LabHost
 from autotune.lab.limits import cpu_group, set_limits
-from autotune.runtime.launch import find_mpirun, mpi_flavour
+from autotune.runtime.launch import NO_FABRIC, find_mpirun, mpi_flavour
 from results.store import write_json
 from workloads.errors import MissingDependencyError, SpecError
 
@@ -67,6 +67,7 @@ def run_command(lab: Lab, command: Sequence[str]) -> list[str]:
         "--map-by",
         "slot",
         "--allow-run-as-root",
+        *NO_FABRIC,
         "--prtemca",
         "plm_ssh_agent",
         str(lab.folder / "agent"),

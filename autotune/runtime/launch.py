@@ -13,6 +13,10 @@ from typing import NoReturn
 from workloads.errors import MissingDependencyError
 
 
+NO_FABRIC = ("--mca", "btl", "^ofi")
+"""Open MPI takes a second to look for a fast network between machines, which there is none of within one."""
+
+
 def find_mpirun() -> str | None:
     """The mpirun beside this Python (where the wheels put it), or on the path."""
     beside = Path(sys.executable).parent / "mpirun"
@@ -36,7 +40,7 @@ def mpirun_command(num_ranks: int, arguments: Sequence[str], *, num_cores: int, 
         )
     command = [mpirun, "-n", str(num_ranks)]
     if mpi_flavour(mpirun) == "openmpi":
-        command += ["--bind-to", "none"]
+        command += ["--bind-to", "none", *NO_FABRIC]
         command += ["--oversubscribe"] if num_ranks > num_cores else []
         command += ["--allow-run-as-root"] if is_root else []
     return [*command, sys.executable, "-m", "autotune", *arguments]

@@ -10,9 +10,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.runtime.launch import NO_FABRIC
+
 ROOT = Path(__file__).parents[2]
 MPIRUN = Path(sys.executable).parent / "mpirun"
-FLAGS = ("--bind-to", "none", "--oversubscribe", "--allow-run-as-root")
+FLAGS = ("--bind-to", "none", *NO_FABRIC, "--oversubscribe", "--allow-run-as-root")
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    "num_ranks", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_any_split_gives_the_gradient_of_the_whole_batch(num_ranks: int, tmp_path: Path) -> None:
     done = mpirun(num_ranks, str(PROGRAM), cwd=tmp_path)
     assert done.code == 0, done.err

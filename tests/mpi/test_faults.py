@@ -51,7 +51,8 @@ def test_a_trial_that_fails_on_one_rank_fails_on_all_and_the_sweep_goes_on(place
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("rank", [2, *(pytest.param(rank, marks=SLOW) for rank in (0, 1, 3))])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", range(4))
 def test_a_rank_that_fails_at_the_start_ends_the_job_with_one_message(rank: int, tmp_path: Path) -> None:
     done = sweep("start", tmp_path, rank=rank)
     assert done.code == 1

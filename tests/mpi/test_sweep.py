@@ -28,7 +28,7 @@ def read(tmp_path: Path, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-OWN = ("--workload", "own_workload:factory", "--set", "width=512")
+OWN = ("--workload", "own_workload:factory", "--set", "width=256")
 """Wide enough for emulated devices and links to take longer than the real work behind them."""
 
 
@@ -47,7 +47,7 @@ def test_a_sweep_of_two_mixes_is_kept_and_reported(swept: tuple[Path, list[dict[
     folder, reports = swept
     assert [report["cluster"] for report in reports] == ["uniform4-first2", "mixed4-first2"]
     for report in reports:
-        assert report["workload"] == "own_workload:factory,width=512"
+        assert report["workload"] == "own_workload:factory,width=256"
         assert report["label"] == "emulated"
         assert [row["name"] for row in report["contest"]] == ["DDP default", "DDP tuned by hand", "best plan"]
         assert report["trials"][0]["cpu_s_per_step"] > 0

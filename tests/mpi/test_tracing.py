@@ -13,6 +13,7 @@ PROGRAM = str(ROOT / "tests" / "mpi" / "programs" / "tracing.py")
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 def test_traced_steps_account_for_all_of_their_time(tmp_path: Path) -> None:
     done = mpirun(2, PROGRAM, cwd=tmp_path)
     assert done.code == 0, done.err
