@@ -13,7 +13,6 @@ from autotune.simulate.collectives import plan_shares
 from workloads.cluster import Cluster
 from workloads.plan import CommPlan, Plan
 
-
 _STEPS_PER_LOOK = 10
 """As many steps may send no more than a look does."""
 

@@ -12,7 +12,6 @@ from typing import NoReturn
 
 from workloads.errors import MissingDependencyError
 
-
 NO_FABRIC = ("--mca", "btl", "^ofi")
 """Open MPI takes a second to look for a fast network between machines, which there is none of within one."""
 

@@ -77,9 +77,7 @@ def test_training_goes_through_a_trace(swept: tuple[Path, list[dict[str, Any]]])
     kept = json.loads(path.read_text())
     kept["plan"]["comm"] |= {"reducer": "bucketed", "bucket_bytes": 512}
     (folder / "buckets.json").write_text(json.dumps(kept))
-    changes = "".join(
-        f'[[change]]\nat = {at}\nhost = "*"\nbandwidth = {share}\n' for at, share in ((4, 0.05), (8, 1))
-    )
+    changes = "".join(f'[[change]]\nat = {at}\nhost = "*"\nbandwidth = {share}\n' for at, share in ((4, 0.05), (8, 1)))
     (folder / "dip.toml").write_text(changes)
     rest = ("--cluster", "mixed4", "--steps", "12", "--rounds", "1", "--json")
     traced = ("--plan", "buckets.json", "--trace", "run.json")
@@ -104,7 +102,9 @@ def test_what_is_decided_while_training_stands_in_report_and_trace(swept: tuple[
     trained = json.loads(done.out)
     assert len(trained["losses"]) == 70
     decisions = trained["decisions"]
-    (found,) = (decision for decision in decisions if "carry 0.1 times" in decision["reason"] and not decision["switches"])
+    (found,) = (
+        decision for decision in decisions if "carry 0.1 times" in decision["reason"] and not decision["switches"]
+    )
     assert found["kind"] == "network"
     assert found["step"] > 25
     spans = [span for span in read_trace(folder / "online.json").spans if span.lane == "decisions"]
