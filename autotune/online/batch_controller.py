@@ -20,6 +20,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from operator import mul
 from statistics import fmean, median
 
@@ -56,7 +57,7 @@ class Caution:
     """A gain must also be this many standard errors of the ranks' times."""
     kept_gain: float = 0.5
     """A move is taken back if the time nobody explains grew by more than this share of what was promised (or of `least_gain`,
-    where that is more)."""
+    where that is more), and by more than its own scatter."""
     patience: int = 20
     """Steps that a move may take to be carried out, and the first pause after one that was taken back; each further pause is
     twice as long."""
@@ -78,6 +79,8 @@ _UNCHANGED = 0.02
 """A rank that went and came back within this is as it was."""
 _MEDIAN_TO_MEAN = 1.2533
 """Standard error of a median over that of a mean."""
+_JUMP_TO_SPREAD = 1.0483
+"""Standard deviation of what scatters normally over the median difference of neighbours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,6 +123,8 @@ class BatchController:
         """What the last steps took by it, or would have."""
         self._done: deque[list[tuple[float, float]]] = deque(maxlen=caution.look_back)
         """Work and time of each rank in the last steps."""
+        self._unexplained_s: deque[float] = deque(maxlen=caution.look_back)
+        """Of the last steps, whatever their split."""
         self._changed_in: deque[int] = deque(maxlen=caution.look_back)
         """Steps in which a rank changed."""
         self._trial: _Trial | None = None
@@ -165,6 +170,7 @@ class BatchController:
         self._num_steps += 1
         self._work_per_sample.append(sum(amounts) / self._total)
         self._seen.append(_Seen(samples=tuple(samples), compute_s=tuple(done), step_s=step_s))
+        self._unexplained_s.append(self._seen[-1].unexplained_s)
         self._keep_account(tuple(samples), amounts, done)
 
     def _note_changes(self, work: list[float], compute_s: list[float]) -> bool:
@@ -310,7 +316,8 @@ class BatchController:
         unexplained_s = median(seen.unexplained_s for seen in self._seen)
         promised = max(trial.move.predicted_gain, self._caution.least_gain)
         grown = (unexplained_s - trial.unexplained_s) / trial.step_s
-        if grown <= max(self._caution.kept_gain * promised, self._caution.spreads * self._error()):
+        noise = max(self._error(), self._unexplained_error_s() / trial.step_s)
+        if grown <= max(self._caution.kept_gain * promised, self._caution.spreads * noise):
             if grown <= 0:
                 self._num_regrets = 0
             return self.propose(step)
@@ -332,6 +339,11 @@ class BatchController:
     def _error(self) -> float:
         """Standard error of the least certain rank's time, as a share of it."""
         return max(_MEDIAN_TO_MEAN * model.spread / math.sqrt(model.num_steps) for model in self._ranks)
+
+    def _unexplained_error_s(self) -> float:
+        """Standard error of the median over the steps that a move is judged by; told from neighbours, since levels may change."""
+        jumps_s = [abs(after_s - before_s) for before_s, after_s in pairwise(self._unexplained_s)]
+        return _MEDIAN_TO_MEAN * _JUMP_TO_SPREAD * median(jumps_s) / math.sqrt(self._caution.settle)
 
     def _check(self, samples: Sequence[int], compute_s: Sequence[float]) -> None:
         if not len(samples) == len(compute_s) == len(self._ranks) or sum(samples) != self._total:

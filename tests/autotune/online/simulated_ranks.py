@@ -22,6 +22,8 @@ class Job:
     fixed_s: float = 0.0
     comm_s: float = 0.1
     noise: float = 0.0
+    comm_noise: float = 0.0
+    """Of the time beyond computing, as a share of the slowest rank's."""
     reported: Callable[[int, int], float] = lambda rank, step: 1.0
     """What a rank says of its time, as a share of it."""
     slow_steps: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -53,7 +55,8 @@ class Job:
             said = [seconds * self.reported(rank, step) for rank, seconds in enumerate(took)]
             self.splits.append(samples)
             self.compute_s.append(true)
-            controller.observe(step, samples, said, max(took) + self.comm_s)
+            waited_s = self.comm_s + max(true) * generator.gauss(0, self.comm_noise)
+            controller.observe(step, samples, said, max(took) + waited_s)
             if step % self.every == 0 and (move := controller.propose(step)) is not None:
                 self.moves.append((step, move))
                 coming[step + self.delay] = move.samples

@@ -98,6 +98,17 @@ def test_a_rank_that_reports_half_its_time_is_found_out() -> None:
     assert job.splits[-1] == (16,) * 4
 
 
+def test_waits_that_scatter_do_not_make_a_rank_a_liar() -> None:
+    """A rank gets slower by little, again and again; each move promises hardly more than waits scatter by."""
+    slower = [1.5 * 0.96 ** (step // 10) for step in range(200)]
+    jobs = [
+        Job(lambda step: (slower[step], 1.0, 1.0, 1.0), comm_s=3.0, comm_noise=0.01, seed=n).run(200) for n in range(20)
+    ]
+    moves = [move for job in jobs for _, move in job.moves]
+    assert len(moves) > 60
+    assert sum("back to the last split" in move.reason for move in moves) <= 0.02 * len(moves)
+
+
 def test_it_tries_a_liar_ever_more_rarely() -> None:
     job = Job(steady((1.0,) * 4), reported=lambda rank, step: 0.5 if rank == 1 else 1.0).run(1000)
     tried = [step for step, move in job.moves if move.samples[1] > 16]
