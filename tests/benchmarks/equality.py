@@ -22,7 +22,7 @@ NUM_STEPS = 100
 MODELS = ("mlp", "tied", "gpt", "resnet")
 BARS = {"float64": 1e-10, "float32": 3.0}
 """Relative distance of all parameters; in float32 as a multiple of what rounding differently changes in plain training, the most
-of four ways to do so.
+of twelve ways to do so.
 """
 JOBS = tuple(product((2, 4), BARS, MODELS))
 

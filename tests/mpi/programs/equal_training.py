@@ -2,7 +2,8 @@
 
 `python equal_training.py STEPS DTYPE MODEL…|quick`; prints one JSON line per case from rank 0. In float32 the yardstick is how far
 plain trainings that only round differently are from each other: ranks take each other's samples, are added the other way round,
-and gradients are weighted instead of losses. Some training is chaotic, so one pair says little: the largest of four counts.
+gradients are weighted instead of losses, or moved by a unit in the last place here and there. Some training is chaotic, so one
+pair says little: the largest of twelve counts.
 """
 
 from __future__ import annotations
@@ -125,6 +126,8 @@ class Rounding:
     backwards: bool = False
     """The last rank's gradient is the first to be added to."""
     weights_gradients: bool = False
+    nudges: int = 0
+    """A seed: gradients are moved by a unit in the last place, or not, at random."""
 
 
 ROUNDINGS = (
@@ -132,6 +135,7 @@ ROUNDINGS = (
     Rounding(permuted=True),
     Rounding(permuted=True, backwards=True),
     Rounding(permuted=True, weights_gradients=True),
+    *(Rounding(nudges=seed) for seed in range(1, 9)),
 )
 
 
@@ -139,6 +143,7 @@ def plain(job: Any, optimizer_name: str, samples: tuple[int, ...], rounding: Rou
     """One process; the gradient is the sum of the ranks' parts."""
     dataset = job.dataset()
     sizes = samples[::-1] if rounding.permuted else samples
+    generator = torch.Generator().manual_seed(rounding.nudges)
     ranks = range(len(sizes))
 
     def gradients(model: nn.Module, step: int) -> None:
@@ -150,6 +155,8 @@ def plain(job: Any, optimizer_name: str, samples: tuple[int, ...], rounding: Rou
                 add_weighted(model, loss, weight)
             else:
                 (loss * weight).backward()
+        if rounding.nudges:
+            nudge(model, generator)
 
     return train(fresh(job, optimizer_name), gradients)
 
@@ -160,6 +167,12 @@ def add_weighted(model: nn.Module, loss: Tensor, weight: float) -> None:
     for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
         weighted = gradient * weight
         parameter.grad = weighted if parameter.grad is None else parameter.grad + weighted
+
+
+def nudge(model: nn.Module, generator: torch.Generator) -> None:
+    for parameter in model.parameters():
+        moved = torch.randint(-1, 2, parameter.shape, generator=generator) * torch.finfo(parameter.dtype).eps
+        parameter.grad *= 1 + moved
 
 
 def scheduled(job: Any, optimizer_name: str, plan: Plan, groups: Groups, rank: int) -> nn.Module:
@@ -191,13 +204,12 @@ def distance(ours: Tensor, theirs: Tensor) -> float:
 def plain_trainings(
     job: Any, optimizer_name: str, samples: tuple[int, ...], control: Control
 ) -> tuple[Tensor, list[Tensor]]:
-    """One by rank 0, those that round differently by the other ranks at the same time; none where nothing is to be rounded."""
-    own = [Rounding()] if control.rank == 0 else ROUNDINGS[control.rank - 1 :: control.size - 1]
-    if DTYPE == "float64" and control.rank:
-        own = []
+    """As it is, and rounding differently, divided among the ranks; in float64 only the first."""
+    wanted = (Rounding(), *ROUNDINGS) if DTYPE == "float32" else (Rounding(),)
+    own = wanted[control.rank :: control.size]
     found = control.share([values(plain(job, optimizer_name, samples, rounding)) for rounding in own])
-    (first,), *others = found
-    return first, [value for shared in others for value in shared]
+    (first, *others), *more = found
+    return first, [*others, *(value for shared in more for value in shared)]
 
 
 def linear_layers(model: nn.Module) -> tuple[str, ...]:
@@ -231,7 +243,7 @@ def main() -> None:
             [1.0 / (1 + rank) for rank in range(size)], job.global_batch, bounds(size, job.global_batch)
         )
         expected, others = plain_trainings(job, optimizer_name, uneven, control)
-        floor, model = max((distance(other, expected) for other in others), default=0.0), job.model()
+        apart, model = sorted(distance(other, expected) for other in others), job.model()
         partition = sum(p.numel() * p.element_size() for p in model.parameters()) // NUM_PARTS
         for way in ways:
             options = {"partition_bytes": partition, "credit_bytes": 3 * partition, "crosses_steps": True} | WAYS[way]
@@ -247,7 +259,7 @@ def main() -> None:
             errors = control.gather(error)
             if errors is not None:
                 case = {"model": job_name, "optimizer": optimizer_name, "way": way, "ranks": size, "dtype": DTYPE}
-                sys.stdout.write(json.dumps(case | {"error": max(errors), "order": floor}) + "\n")
+                sys.stdout.write(json.dumps(case | {"error": max(errors), "order": max(apart, default=0.0), "plain": apart}) + "\n")
                 sys.stdout.flush()
     control.share(None)
 
