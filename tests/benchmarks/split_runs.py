@@ -24,12 +24,13 @@ PUBLISHED = ROOT / "results" / "published" / "split"
 PAGE = ROOT / "docs" / "online.md"
 PROGRAM = "tests.benchmarks.programs.split_runs"
 WORKLOAD, CLUSTER = "vgg", "mixed4"
-BATCHES = (64, 128, 256)
+BALANCED = {"vgg": (64, 128, 256), "gpt": (64,)}
+"""Global batches."""
 BALANCE_STEPS = 30
 EVEN, STATIC, RETUNED = "even", "static", "retuned"
 EPOCH, NUM_EPOCHS, CHANCE, LASTS, SLOWER = 8, 24, 0.1, 2, 1 / 3
 """Steps of an epoch, epochs, the chance of a disturbance in each, how many it lasts, and the speed that it leaves."""
-SEED, NUM_RANKS = 10, 4
+SEED, NUM_RANKS, DISTURBED_BATCH = 10, 4, 64
 FIRST_STEPS = 2
 """Not counted: the first meters memory."""
 
@@ -40,6 +41,7 @@ class Balance:
 
     command: str
     label: str
+    workload: str
     global_batch: int
     splits: tuple[tuple[int, ...], ...]
     """Of each step."""
@@ -139,15 +141,32 @@ def drawn(found: Disturbed) -> str:
     )
 
 
+def every_balance() -> list[tuple[str, int]]:
+    return [(workload, batch) for workload, batches in BALANCED.items() for batch in batches]
+
+
+def balance_file(folder: Path, workload: str, batch: int) -> Path:
+    return folder / f"balance-{workload}-{batch}.json"
+
+
+def balance_of(job: tuple[str, int]) -> Balance:
+    return read_json(Balance, balance_file(PUBLISHED, *job))
+
+
 def balance_table() -> str:
     rows = [
-        "| global batch | adjustments | imbalance, even split | after 1 | after 2 | after 3 | least in whole samples | of the sum of speeds |",
-        "|---|---|---|---|---|---|---|---|",
+        "| workload | global batch | adjustments | imbalance, even split | after 1 | after 2 | after 3 | least in whole samples | of the sum of speeds |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for path in sorted(PUBLISHED.glob("balance-*.json"), key=lambda path: int(path.stem.split("-")[1])):
-        found = read_json(Balance, path)
+    for found in map(balance_of, every_balance()):
         shares = [f"{100 * found.after(count):.1f} %" for count in range(4)]
-        cells = [str(found.global_batch), str(len(found.adjustments)), *shares, f"{100 * found.least_imbalance:.1f} %"]
+        cells = [
+            found.workload,
+            str(found.global_batch),
+            str(len(found.adjustments)),
+            *shares,
+            f"{100 * found.least_imbalance:.1f} %",
+        ]
         rows.append(f"| {' | '.join([*cells, f'{100 * found.of_ideal:.0f} %'])} |")
     return "\n".join(rows)
 
@@ -171,8 +190,9 @@ def main(words: list[str]) -> None:
     PUBLISHED.mkdir(parents=True, exist_ok=True)
     write_trace(PUBLISHED / "disturbance.toml")
     for what in () if words == ["again"] else words or ("balance", "disturbance"):
-        for batch in BATCHES if what == "balance" else BATCHES[:1]:
-            paced([sys.executable, "-m", PROGRAM, what, str(PUBLISHED), "--batch", str(batch)])
+        jobs = every_balance() if what == "balance" else [(WORKLOAD, DISTURBED_BATCH)]
+        for workload, batch in jobs:
+            paced([sys.executable, "-m", PROGRAM, what, str(PUBLISHED), workload, str(batch)])
     if (PUBLISHED / "disturbance.json").exists():
         (PUBLISHED / "disturbance.svg").write_text(drawn(read_json(Disturbed, PUBLISHED / "disturbance.json")))
     put_between(PAGE, "<!-- balance -->", "<!-- /balance -->", balance_table())

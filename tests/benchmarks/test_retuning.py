@@ -62,6 +62,7 @@ def test_imbalance_after_each_adjustment() -> None:
     found = Balance(
         command="",
         label="",
+        workload="vgg",
         global_batch=16,
         splits=splits,
         compute_s=((1.0, 3.0),) * 3 + ((1.5, 1.0),) * 3 + ((1.2, 1.2),) * 3,

@@ -1,6 +1,6 @@
 """Run by mpirun: splits that follow unlike devices ("balance", one job per batch) or disturbed ones ("disturbance").
 
-split_runs.py balance|disturbance FOLDER [--batch N] [--steps N]
+split_runs.py balance|disturbance FOLDER WORKLOAD BATCH [--steps N]
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from results.environment import describe_environment
 from results.store import write_json
 from tests.benchmarks.split_runs import (
     BALANCE_STEPS,
-    BATCHES,
     CLUSTER,
     EPOCH,
     EVEN,
     NUM_EPOCHS,
     RETUNED,
     STATIC,
-    WORKLOAD,
     Balance,
     Curve,
     Disturbed,
+    balance_file,
     disturbances,
 )
 from tests.benchmarks.steered import Noted, on_bench, trained
@@ -62,10 +61,11 @@ def measure_balance(job: Job, bench: Bench, folder: Path, num_steps: int) -> Non
     best = best_split(bench)
     times = [compute_s(bench.graph, device, n) for device, n in zip(bench.cluster.devices, best, strict=True)]
     write_json(
-        folder / f"balance-{total}.json",
+        balance_file(folder, job.workload, total),
         Balance(
             command="nox -s split",
             label=bench.cluster.label,
+            workload=job.workload,
             global_batch=total,
             splits=tuple(row.samples for row in noted.rows),
             compute_s=tuple(row.compute_s for row in noted.rows),
@@ -103,12 +103,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=["balance", "disturbance"])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--batch", type=int, default=BATCHES[0])
+    parser.add_argument("workload")
+    parser.add_argument("batch", type=int)
     parser.add_argument("--steps", type=int)
     options = parser.parse_args()
-    job = Job(workload=WORKLOAD, clusters=(CLUSTER,), results=options.folder)
+    batch = {"global_batch": str(options.batch)}
+    job = Job(workload=options.workload, clusters=(CLUSTER,), results=options.folder, options=batch)
     if options.what == "balance":
-        job = replace(job, options={"global_batch": str(options.batch)})
         on_bench(job, lambda bench: measure_balance(job, bench, options.folder, options.steps or BALANCE_STEPS))
     else:
         job = replace(job, replay=str(options.folder / "disturbance.toml"))
