@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,120 +14,25 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autotune.runtime.comm.engine import Engine
-from autotune.runtime.comm.exchange import Setting
 from autotune.runtime.shard_group import ShardGroup
-from autotune.runtime.traced_group import TracedGroup
-from autotune.runtime.wrapped_group import WrappedGroup
+from tests.autotune.runtime.comm.engine_jobs import (
+    IN_TURN,
+    MODELS,
+    OPTIMIZERS,
+    batch,
+    compare,
+    distance,
+    engine_of,
+    groups_of,
+    loss_of,
+    model_of,
+    own_rows,
+    train_plainly,
+)
 from tests.gloo_ranks import on_ranks
 from workloads.errors import SpecError
-from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
 
-IN_TURN = {"priority": "fifo", "credit_bytes": 10**9}
-"""With this nobody asks for grants."""
-SAMPLES = {1: (6,), 2: (4, 2), 3: (3, 1, 2)}
-BATCH = 6
-
-
-class Tied(nn.Module):
-    """Tied weights, attention whose out_proj is never called, a frozen and an unused parameter, parameters of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Linear(5, 8, bias=False)
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.scale = nn.Parameter(torch.ones(8))
-        self.frozen = nn.Linear(8, 8).requires_grad_(False)
-        self.unused = nn.Linear(3, 3)
-        self.norm = nn.LayerNorm(8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.embed(x)[:, None, :].expand(-1, 3, -1)
-        h = h + self.attention(h, h, h, need_weights=False)[0]
-        h = self.norm(self.frozen(h).mean(1) * self.scale)
-        return nn.functional.linear(h, self.embed.weight.t())  # tied
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5))
-
-
-MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "tied": Tied}
-OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
-    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01, nesterov=True),
-    "adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5),
-}
-
-
-DRAWING = threading.Lock()
-
-
-def model_of(name: str) -> nn.Module:
-    """Ranks are threads here, and share torch's generator."""
-    with DRAWING:
-        torch.manual_seed(0)
-        return MODELS[name]().double()
-
-
-def batch(step: int) -> Tensor:
-    return torch.randn(BATCH, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-
-
-def loss_of(model: nn.Module, x: Tensor) -> Tensor:
-    return (model(x) - x.flip(1)).square().mean()
-
-
-def groups_of(model: nn.Module) -> list[dict[str, Any]]:
-    """Two groups with options of their own."""
-    return [
-        {"params": [p for p in model.parameters() if p.dim() > 1]},
-        {"params": [p for p in model.parameters() if p.dim() <= 1], "lr": 0.02, "weight_decay": 0.0},
-    ]
-
-
-def train_plainly(model: nn.Module, optimizer: Optimizer, steps: int) -> None:
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss_of(model, batch(step)).backward()
-        optimizer.step()
-        scheduler.step()
-
-
-def own_rows(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    samples = SAMPLES[group.size()]
-    start = sum(samples[: group.rank()])
-    return x[start : start + samples[group.rank()]]
-
-
-def plan_of(num_ranks: int, **comm: Any) -> Plan:
-    comm = {"partition_bytes": 300, "credit_bytes": 700, "crosses_steps": True} | comm
-    compression = {name: comm.pop(name) for name in ("codec", "factors", "top_share") if name in comm}
-    return Plan(
-        batch=BatchPlan(samples=SAMPLES[num_ranks]),
-        comm=CommPlan(reducer="scheduled", **comm),
-        compression=CompressionPlan(**compression),
-    )
-
-
-def engine_of(model: nn.Module, optimizer: Optimizer, group: dist.ProcessGroup, **comm: Any) -> Engine:
-    setting = Setting(weight=SAMPLES[group.size()][group.rank()] / BATCH, timeout_s=15.0)
-    return Engine(model, optimizer, plan_of(group.size(), **comm), group, setting)
-
-
-def distance(a: nn.Module, b: nn.Module) -> float:
-    """Relative, of all parameters together."""
-    ours, theirs = (torch.cat([p.detach().reshape(-1) for p in model.parameters()]) for model in (a, b))
-    return float((ours - theirs).norm() / theirs.norm())
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    assert [t for t in threading.enumerate() if t not in before and t.name.startswith("autotune")] == []
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 @pytest.mark.parametrize("crosses_steps", [True, False])
@@ -167,38 +69,6 @@ def test_parameters_are_those_of_plain_training(size: int, name: str, optimizer_
 def _shape_of(state: dict[str, Any]) -> Any:
     states = {key: sorted(entry) for key, entry in state["state"].items()}
     return states, [{k: v for k, v in group.items() if k != "lr"} for group in state["param_groups"]]
-
-
-def compare(
-    size: int,
-    train: Callable[[nn.Module, Optimizer, Callable[[Tensor], Tensor], Engine | None], None],
-    *,
-    name: str = "mlp",
-    optimizer_name: str = "adamw",
-    **comm: Any,
-) -> list[Engine]:
-    """`train` with an engine on each rank leaves the parameters that it leaves without; the ranks' engines."""
-    plain = model_of(name)
-    train(plain, OPTIMIZERS[optimizer_name](plain.parameters()), lambda x: x, None)
-
-    def run(group: dist.ProcessGroup) -> Engine:
-        model = model_of(name)
-        optimizer = OPTIMIZERS[optimizer_name](model.parameters())
-        engine = engine_of(model, optimizer, group, **comm)
-        try:
-            train(model, optimizer, lambda x: own_rows(x, group), engine)
-        except Exception as error:
-            engine.detach(error)
-            raise
-        engine.detach()
-        assert distance(model, plain) <= 1e-10
-        return engine
-
-    engines = on_ranks(size, run)
-    for engine in engines:
-        if isinstance(engine, Exception):
-            raise engine
-    return engines
 
 
 def test_steps_really_cross() -> None:
@@ -435,125 +305,6 @@ def test_lossy_codecs_train_all_ranks_alike(codec: str) -> None:
     assert 0.0 < distance(first, plain) < 0.05
 
 
-class Detour(nn.Module):
-    """Uses the second layer's weight before the second layer runs, but not in the first steps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = (nn.Linear(5, 5, bias=False) for _ in range(3))
-        self.num_calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.num_calls += 1
-        x = self.first(x)
-        if self.num_calls > 2:
-            x = nn.functional.linear(x, self.second.weight)
-        return self.third(self.second(x))
-
-
-class Slow(WrappedGroup):
-    """Every all-reduce takes a while."""
-
-    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        work = self._inner.allreduce(tensors, opts)
-        return SimpleNamespace(wait=lambda: (time.sleep(0.05), work.wait()))
-
-
-def test_a_weight_that_was_read_too_early_is_not_passed_over() -> None:
-    """Its value changes between the forward and the backward pass, which autograd does not let pass."""
-
-    def run(group: dist.ProcessGroup) -> str:
-        model = Detour().double()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        engine = engine_of(model, optimizer, Slow(group), partition_bytes=200, credit_bytes=1)
-        try:
-            for step in range(4):
-                optimizer.zero_grad()
-                loss_of(model, batch(step)).backward()
-                optimizer.step()
-        except RuntimeError as error:
-            engine.detach(error)
-            return str(error)
-        engine.detach()
-        return ""
-
-    (message,) = on_ranks(1, run)
-    assert "modified by an inplace operation" in message
-
-
-def test_the_next_step_begins_before_the_last_gradients_have_arrived() -> None:
-    """Three exchanges of 50 ms each, one after the other: the first layer runs when its own has landed."""
-
-    def run(group: dist.ProcessGroup) -> list[float]:
-        model = Detour().double()
-        model.num_calls = -100  # no detours
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        engine = engine_of(model, optimizer, Slow(group), partition_bytes=200, credit_bytes=1)
-        reached: dict[str, float] = {}
-        for name, module in model.named_children():
-            module.register_forward_hook(lambda *_, name=name: reached.update({name: time.monotonic()}))
-        for step in range(3):
-            loss_of(model, batch(step)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        engine.detach()
-        return [reached[name] for name in ("first", "second", "third")]
-
-    ((first, second, third),) = on_ranks(1, run)
-    assert second - first > 0.03
-    assert third - second < 0.03  # its own exchange went first, before the others were ready
-
-
-def test_waiting_between_steps_is_no_wait_of_a_forward_pass() -> None:
-    """A step's computing is told apart from its waiting by it."""
-
-    def run(group: dist.ProcessGroup) -> tuple[float, float, float]:
-        model = mlp().double()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        engine = engine_of(model, optimizer, Slow(group), partition_bytes=200, credit_bytes=1)
-        for step in range(3):
-            loss_of(model, batch(step)).backward()
-            optimizer.step()
-        engine.sent()
-        begun_s = time.monotonic()
-        engine.settle()
-        settled_s = time.monotonic() - begun_s
-        between_s = engine.sent().stalled_s
-        loss_of(model, batch(3)).backward()
-        optimizer.step()
-        model(batch(4))
-        stalled_s = engine.sent().stalled_s
-        engine.detach()
-        return settled_s, between_s, stalled_s
-
-    ((settled_s, between_s, stalled_s),) = on_ranks(1, run)
-    assert settled_s > 0.03
-    assert between_s == 0
-    assert stalled_s > 0.03
-
-
-def test_asking_what_was_sent_waits_for_nothing() -> None:
-    """A group that notes what it carries waits for all of it when asked, which no step may that crosses."""
-
-    def run(group: dist.ProcessGroup) -> float:
-        traced = TracedGroup(Slow(group))
-        traced.recording = True
-        model = mlp().double()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        engine = engine_of(model, optimizer, traced, partition_bytes=200, credit_bytes=1)
-        for step in range(3):
-            loss_of(model, batch(step)).backward()
-            optimizer.step()
-        begun_s = time.monotonic()
-        engine.sent()
-        taken_s = time.monotonic() - begun_s
-        engine.detach()
-        return taken_s
-
-    (taken_s,) = on_ranks(1, run)
-    assert taken_s < 0.03
-
-
 def test_a_parameter_that_only_one_rank_uses() -> None:
     """What a rank did not use counts as zero there; what nobody used keeps its value, also under weight decay."""
 
@@ -593,39 +344,3 @@ def test_any_cut_and_credit(partition_bytes: int, credit_bytes: int, priority: s
             optimizer.step()
 
     compare(2, train, partition_bytes=partition_bytes, credit_bytes=credit_bytes, priority=priority)
-
-
-@pytest.mark.parametrize(
-    "comm", [{}, IN_TURN, IN_TURN | {"crosses_steps": False}], ids=["granted", "in turn", "in turn, behind a barrier"]
-)
-@pytest.mark.parametrize("failing", [0, 1])
-@pytest.mark.parametrize("at", ["forward", "backward"])
-def test_a_rank_that_fails_in_a_step_takes_the_others_out_of_it(failing: int, at: str, comm: dict[str, Any]) -> None:
-    def run(group: dist.ProcessGroup) -> Exception | None:
-        model = model_of("mlp")
-        optimizer = OPTIMIZERS["adam"](model.parameters())
-        engine = engine_of(model, optimizer, group, **comm)
-
-        def fail(*_: Any) -> None:
-            raise ValueError("out of luck")
-
-        try:
-            for step in range(20):
-                if group.rank() == failing and step == 3:
-                    if at == "forward":
-                        model[2].register_forward_pre_hook(fail)
-                    else:
-                        model[2].weight.register_hook(fail)
-                optimizer.zero_grad()
-                loss_of(model, own_rows(batch(step), group)).backward()
-                optimizer.step()
-        except Exception as error:  # noqa: BLE001 - returned
-            engine.detach(error)
-            return error.with_traceback(None)  # it holds this frame, which holds the group
-        engine.detach()
-        return None
-
-    errors = on_ranks(3, run)
-    assert isinstance(errors[failing], ValueError)
-    others = [error for rank, error in enumerate(errors) if rank != failing]
-    assert all("out of luck" in str(error) for error in others), errors
