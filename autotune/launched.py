@@ -63,7 +63,8 @@ def run_train(job: Job, num_ranks: int | None, arguments: list[str], *, as_json:
 
     def body(clusters: tuple[Cluster, ...], control: Control) -> None:
         from autotune.train import train  # noqa: PLC0415 - loads torch, after the door
-        from results.training_console import TrainingProgress, show_training  # noqa: PLC0415
+        from results.training_console import show_training  # noqa: PLC0415
+        from results.training_progress import TrainingProgress  # noqa: PLC0415
 
         with TrainingProgress(_console(STDERR, quiet=quiet or not control.is_leader), job.train_steps) as progress:
             report = train(job, clusters[0], control, progress)

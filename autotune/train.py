@@ -39,11 +39,17 @@ _PATIENCE = 20
 class Watcher(Protocol):
     """Whoever wants to know how far training is."""
 
+    def phase(self, text: str) -> None:
+        """Something other than training begins."""
+
+    def begun(self, plan: Plan) -> None:
+        """The first step is about to begin, by this plan."""
+
     def step_done(self, num_steps: int) -> None:
         """So many steps are done."""
 
     def decided(self, decision: Decision) -> None:
-        """Training goes on by another plan."""
+        """Something was seen, and training may go on by another plan."""
 
 
 def train(job: Job, cluster: Cluster, control: Control, watcher: Watcher) -> TrainingReport | None:
@@ -71,10 +77,12 @@ def lead_training(job: Job, bench: Bench, watcher: Watcher) -> TrainingReport:
     default = default_plan(even(total, bounds(num_ranks, total)), transport=bench.transports[0])
     steps = min(max(2, math.ceil(_ROUND_S / kept.step_s)), 50)
     effort = Effort(warmup=2, steps=steps, timeout_s=job.timeout_s)
+    watcher.phase(f"comparing the plan with torch DDP's defaults in turn, {job.rounds} rounds")
     ratio = compare_with_default(bench, default, kept.plan, job.rounds, effort)
     begun = time.monotonic()
     limit_s = job.timeout_s + job.train_steps * _PATIENCE * kept.step_s
     controller = make_controller(job, bench, kept.plan, watcher.decided) if job.online else None
+    watcher.begun(kept.plan)
     done = bench.crew.train(
         kept.plan,
         Effort(warmup=0, steps=job.train_steps, timeout_s=limit_s),

@@ -12,10 +12,11 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, TaskID, TextColumn
 from rich.table import Column
 from rich.text import Text
 
+from results.live_lines import LiveBar
 from results.record import TrialRecord
 from results.units import format_duration, format_ms, format_rate, format_times, plan_summary
 
@@ -26,7 +27,7 @@ class SweepProgress:
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
         self._clock = clock
-        self._bar: Progress | None = None
+        self._bar: LiveBar | None = None
         self._task = TaskID(0)
         self._total: int | None = None
         self._deadline_s: float | None = None
@@ -49,7 +50,7 @@ class SweepProgress:
         if not self._console.is_terminal:
             self._say(title)
             return
-        self._bar = Progress(
+        self._bar = LiveBar(
             *(_text(field) for field in ("{task.description}", "{task.fields[count]}")),
             BarColumn(bar_width=None),
             *(_text(field) for field in ("{task.fields[best]}", "{task.fields[left]}")),

@@ -1,10 +1,6 @@
-"""A training run in a terminal: a line of progress now and then, and what came of it."""
+"""What came of a training run, in a terminal."""
 
 from __future__ import annotations
-
-import time
-from types import TracebackType
-from typing import Self
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -13,42 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from results.console import show_breakdown
-from results.decision import Decision, in_words
+from results.decision import in_words
 from results.forecast import Forecast
-from results.stats import Ratio
+from results.stats import MIN_ROUNDS, Ratio
 from results.training import TrainingReport
 from results.units import format_interval, format_ms, format_percent, format_rate, format_times, plan_summary
 from workloads.quantity import format_bytes
 
-_EVERY_S = 5.0
 _MOST_STRETCHES = 20
-
-
-class TrainingProgress:
-    """Says how far training is, every few seconds."""
-
-    def __init__(self, console: Console, total_steps: int) -> None:
-        self._console = console
-        self._total = total_steps
-        self._said_s: float | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
-    def decided(self, decision: Decision) -> None:
-        """Training goes on by another plan."""
-        self._console.print(Text(f"step {decision.step}/{self._total}: {in_words(decision)}"), soft_wrap=True)
-
-    def step_done(self, num_steps: int) -> None:
-        now_s = time.monotonic()
-        if self._said_s is None or now_s - self._said_s > _EVERY_S:
-            self._said_s = now_s
-            self._console.print(Text(f"step {num_steps}/{self._total}"), soft_wrap=True)
 
 
 def show_training(console: Console, report: TrainingReport) -> None:
@@ -86,7 +54,8 @@ def _against_default(ratio: Ratio | None) -> str:
     if ratio is None:
         return "torch DDP with its defaults cannot run on these devices: nothing to compare with"
     interval = format_interval(ratio.low, ratio.high)
-    return f"{format_times(ratio.value)} ({interval}) torch DDP with its defaults, in turn in this job: {ratio.verdict}"
+    verdict = ratio.verdict if ratio.num_rounds >= MIN_ROUNDS else f"{MIN_ROUNDS} rounds or more would tell"
+    return f"{format_times(ratio.value)} ({interval}) torch DDP with its defaults, in turn in this job: {verdict}"
 
 
 def _rank_table(report: TrainingReport) -> Table:

@@ -269,3 +269,4 @@ class TestProgress:
 
 def _rank(rank: int) -> RankResult:
     return dataclasses.replace(sample.ranks(sample.FAIR, 0.213)[0], rank=rank)
+        assert last.endswith("\n")  # mpirun would keep a line that has not ended

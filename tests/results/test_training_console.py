@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from profilers.breakdown import Breakdown
 from results.console import make_console
 from results.forecast import Forecast, RankForecast
+from results.stats import Ratio
 from results.training import TrainingReport
 from results.training_console import show_training
 from tests.results import sample
@@ -67,3 +69,11 @@ def test_a_pipeline_shows_its_prediction() -> None:
         line.startswith("rank ") and "memory" in line for line in lines
     )
     assert next(line for line in lines if line.startswith("rank 0 bubble")).split()[3:5] == ["25", "%"]
+
+
+def test_few_rounds_get_no_verdict() -> None:
+    for num_rounds, words in ((2, "6 rounds or more would tell"), (6, "in this job: faster")):
+        stream = io.StringIO()
+        ratio = Ratio(value=2.44, low=2.42, high=2.45, num_rounds=num_rounds)
+        show_training(make_console(stream=stream, terminal=False), replace(report(), speedup=ratio))
+        assert words in stream.getvalue()

@@ -259,7 +259,9 @@ def main() -> None:
             errors = control.gather(error)
             if errors is not None:
                 case = {"model": job_name, "optimizer": optimizer_name, "way": way, "ranks": size, "dtype": DTYPE}
-                sys.stdout.write(json.dumps(case | {"error": max(errors), "order": max(apart, default=0.0), "plain": apart}) + "\n")
+                sys.stdout.write(
+                    json.dumps(case | {"error": max(errors), "order": max(apart, default=0.0), "plain": apart}) + "\n"
+                )
                 sys.stdout.flush()
     control.share(None)
 
