@@ -258,6 +258,7 @@ class TestProgress:
         assert "comparing [round 1]" in last
         assert "failed: gloo: connection reset by peer [rank 2]" in last
         assert "492 ms/step" not in last
+        assert last.endswith("\n")  # mpirun would keep a line that has not ended
         assert stream.getvalue().endswith("\x1b[2K"), "the line is wiped when the sweep ends"
 
     def test_a_phase_before_the_first_trial_is_said(self) -> None:
@@ -269,4 +270,3 @@ class TestProgress:
 
 def _rank(rank: int) -> RankResult:
     return dataclasses.replace(sample.ranks(sample.FAIR, 0.213)[0], rank=rank)
-        assert last.endswith("\n")  # mpirun would keep a line that has not ended
