@@ -11,7 +11,7 @@ from dataclasses import replace
 from statistics import median
 
 from autotune.bench import Bench, set_up
-from autotune.contest import contenders, entries
+from autotune.contest import Entry, contenders, entries
 from autotune.job import Job
 from autotune.network_profile import measure_all_reduces
 from autotune.quality import guarded_codecs
@@ -21,15 +21,18 @@ from autotune.runtime.trial import Effort
 from autotune.study import Study, Watcher, now, open_study, record_trial, steps_for
 from autotune.tuners import HAND_BUCKETS_BYTES, GuidedSearch, HandTunedDdp, SearchOptions, Tuner
 from results.best import save_best
-from results.compare import ratio, winner
+from results.compare import faster_without, ratio, winner
 from results.profile import CollectiveProfile
-from results.record import DDP_DEFAULT, BestPlan, Comparison, Role
+from results.record import BEST, DDP_DEFAULT, BestPlan, Comparison, Role
 from results.report import build_report
 from results.report_data import SweepReport
 from workloads.cluster import Cluster
 from workloads.errors import InfeasiblePlanError
+from workloads.plan import Plan
 
 _ROUND_S = 0.5
+_MOST_PUT_BACK = 2
+"""Knobs, one after the other."""
 
 
 def sweep(job: Job, clusters: tuple[Cluster, ...], control: Control, watcher: Watcher) -> list[SweepReport]:
@@ -86,12 +89,34 @@ def tune(study: Study, tuner: Tuner, *, trials: int | None = None, time_s: float
 
 
 def compare(study: Study, search: Tuner) -> Comparison:
-    """Default, hand-tuned DDP, the best plan and its knobs one by one, in turn within this job; once per best plan."""
+    """Default, hand-tuned DDP, the best plan and its knobs one by one, in turn within this job; once per best plan.
+
+    Where a knob of the best plan turns out to cost speed, it is put back, and that plan is compared with everybody anew.
+    """
     best = search.choice(study.records)
     if best is None:
         reasons = sorted({record.reason for record in study.records if record.reason})
         raise InfeasiblePlanError(f"no plan could be measured: {'; '.join(reasons[:3])}")
-    chosen = entries(study.records, best.plan)
+    comparison = in_turn(study, entries(study.records, _as_last_compared(study, best.plan)))
+    for _ in range(_MOST_PUT_BACK):
+        simpler = faster_without(comparison)
+        if simpler is None:
+            break
+        study.watcher.phase(f"faster without its {simpler.reverts}: that plan takes the best one's place")
+        comparison = in_turn(study, entries(study.records, simpler.plan))
+    study.store.write_comparison(comparison)
+    return comparison
+
+
+def _as_last_compared(study: Study, best: Plan) -> Plan:
+    """The best plan, or the one that took its place when it was compared before."""
+    kept, variants = study.store.comparison(), {entry.plan for entry in entries(study.records, best) if entry.reverts}
+    last = [one.plan for one in kept.contenders if one.name == BEST] if kept is not None else []
+    return next((plan for plan in last if plan in variants), best)
+
+
+def in_turn(study: Study, chosen: list[Entry]) -> Comparison:
+    """Measure these plans in turn, unless they are those that were compared last."""
     kept = study.store.comparison()
     if kept is not None and [c.plan for c in kept.contenders] == [entry.plan for entry in chosen]:
         return kept
@@ -99,9 +124,7 @@ def compare(study: Study, search: Tuner) -> Comparison:
     steps = steps_for(_ROUND_S, study.records, fewest=2)
     effort = Effort(warmup=2, steps=steps, timeout_s=study.job.timeout_s * len(chosen))
     measured = study.bench.crew.contest([entry.plan for entry in chosen], study.job.rounds, effort)
-    comparison = Comparison(contenders=contenders(chosen, measured), steps_per_round=effort.steps)
-    study.store.write_comparison(comparison)
-    return comparison
+    return Comparison(contenders=contenders(chosen, measured), steps_per_round=effort.steps)
 
 
 def keep_best(study: Study, comparison: Comparison) -> str:

@@ -20,6 +20,8 @@ from workloads.errors import SpecError
 ALARM_ROUNDS = 10
 BETTER, WORSE, NO_DIFFERENCE, TOO_FEW = "better", "worse", "no difference", "too few rounds"
 _SHOWN = 5
+_WORTH_IT = 1.02
+"""What putting a knob of the best plan back must gain for the comparison to be made anew."""
 JOB_DRIFT = 0.05
 """Medians of the same thing in different jobs were up to 4.7 % apart in our experiment (docs/measuring.md)."""
 DIFFERENT_JOBS = (
@@ -48,6 +50,15 @@ def winner(comparison: Comparison) -> Contender:
     if default.name == DDP_DEFAULT and ratio(default, chosen).verdict != "faster":
         return default
     return chosen
+
+
+def faster_without(comparison: Comparison) -> Contender | None:
+    """The best plan with the knob put back that costs it most, if any costs more than noise and a few percent."""
+    best = next((c for c in comparison.contenders if c.name == BEST and c.rounds_s), None)
+    variants = [c for c in comparison.contenders if c.reverts and c.rounds_s]
+    gains = [(ratio(best, c), c) for c in variants] if best is not None else []
+    faster = [c for gain, c in gains if gain.verdict == "faster" and gain.value >= _WORTH_IT]
+    return min(faster, key=lambda c: median(c.rounds_s), default=None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

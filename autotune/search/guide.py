@@ -54,12 +54,15 @@ def relative_speeds(costs: Sequence[RankCost], samples: Sequence[int]) -> tuple[
 
 
 def openings(space: Space) -> list[dict[str, Any]]:
-    """What to try first: the narrowest codec allowed, middling buckets, every transport once."""
+    """What to try first: the narrowest codec allowed, middling buckets, every transport once; all else the plainest there is,
+    since what is left to chance may need a transport of its own.
+    """
+    plainest = {knob.name: knob.choices[0] for knob in space.knobs() if knob.choices}
     codec = "fp16" if "fp16" in space.codecs else space.codecs[0]
     middle, small = min(20, space.max_bucket_log2), min(18, space.max_bucket_log2)
     first, *others = space.transports
     points = [(middle, first), *((small, transport) for transport in others), (small, first)]
-    return [{"bucket_log2": bucket, "codec": codec, "transport": transport} for bucket, transport in points]
+    return [plainest | {"bucket_log2": bucket, "codec": codec, "transport": transport} for bucket, transport in points]
 
 
 def neighbours(plan: Plan, space: Space) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from results.compare import ratio, winner
+from results.compare import faster_without, ratio, winner
 from results.record import AGAIN, BEST, DDP_DEFAULT, DDP_TUNED, Comparison, Contender
 from tests.results import sample
 from workloads.plan import default_plan
@@ -69,6 +69,16 @@ def test_a_variant_with_a_knob_put_back_explains_but_never_wins() -> None:
     best = contender(BEST, noisy(0.24, 1))
     variant = contender(f"{BEST}, codec none", noisy(0.20, 2), reverts="codec")
     assert winner(compare(contender(DDP_DEFAULT, noisy(0.49, 0)), best, variant)) is best
+
+
+def test_the_knob_that_costs_most_is_named_if_it_costs_more_than_a_few_percent() -> None:
+    best = contender(BEST, [0.240] * 10)
+    little, much = (
+        contender(f"{BEST}, {knob}", [step_s] * 10, reverts=knob) for knob, step_s in (("a", 0.238), ("b", 0.2))
+    )
+    assert faster_without(compare(best, little)) is None
+    assert faster_without(compare(best, little, much)) is much
+    assert faster_without(compare(little, much)) is None
 
 
 def test_the_default_measured_again_never_wins() -> None:

@@ -6,9 +6,11 @@ import dataclasses
 
 import pytest
 
-from autotune.search.guide import fit_costs, fit_line, relative_speeds
+from autotune.search.guide import fit_costs, fit_line, openings, relative_speeds
+from autotune.space import Space, ways_to_send
 from results.record import RankResult, Role, TrialRecord, TrialState
 from tests.results import sample
+from workloads.plan import LOSSLESS_CODECS
 from workloads.split import RankCost, balanced, bounds
 
 
@@ -114,3 +116,22 @@ def test_the_default_trial_on_mixed4_leads_to_the_balanced_split() -> None:
     assert costs is not None
     samples = balanced(costs, 64, bounds(4, 64))
     assert max(count * slow for count, slow in zip(samples, (1.0, 1.5, 2.0, 4.0), strict=True)) == 27.0
+
+
+# --- what is tried first -----------------------------------------------------------------------------------------------
+
+
+def test_every_transport_is_tried_by_a_plan_that_really_uses_it() -> None:
+    space = Space(
+        global_batch=64,
+        limits=bounds(2, 64),
+        reference=(1.0, 1.0),
+        transports=("gloo", "mpi"),
+        codecs=LOSSLESS_CODECS,
+        max_bucket_log2=20,
+        **ways_to_send(2, ("gloo", "mpi")),
+    )
+    tried = [space.plan(space.tilts((32, 32)) | knobs) for knobs in openings(space)]
+    assert {plan.comm.transport for plan in tried} == {"gloo", "mpi"}
+    named = {knob.name for knob in space.knobs()}
+    assert all(set(space.tilts((32, 32)) | knobs) == named for knobs in openings(space))  # nothing is left to chance

@@ -1,0 +1,107 @@
+"""The comparison that ends a sweep: a knob of the best plan that costs speed is put back, and that plan compared anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from autotune.runtime.crew import Measurement
+from autotune.sweep import compare
+from results.compare import faster_without, winner
+from results.record import BEST, Comparison, Role, TrialState
+from tests.results import sample
+from workloads.plan import MIB, Plan
+
+ROUNDS = 10
+DEFAULT = sample.records()[0].plan
+SMALL = sample.plan(bucket_bytes=MIB)
+
+
+class FakeStore:
+    """Keeps one comparison."""
+
+    def __init__(self) -> None:
+        self.kept: Comparison | None = None
+
+    def comparison(self) -> Comparison | None:
+        return self.kept
+
+    def write_comparison(self, comparison: Comparison) -> None:
+        self.kept = comparison
+
+
+class FakeCrew:
+    """Plans take as long as `step_s` says, a little more every other round."""
+
+    def __init__(self, step_s: Callable[[Plan], float]) -> None:
+        self._step_s, self.num_contests = step_s, 0
+
+    def contest(self, plans: Sequence[Plan], rounds: int, _effort: Any) -> list[Measurement]:
+        self.num_contests += 1
+        return [
+            Measurement(
+                state=TrialState.COMPLETE,
+                steps_s=tuple(self._step_s(plan) * (1.01 if number % 2 else 1.0) for number in range(rounds)),
+            )
+            for plan in plans
+        ]
+
+
+def study_of(step_s: Callable[[Plan], float]) -> Any:
+    records = [
+        sample.trial(0, Role.DEFAULT, DEFAULT, step_s(DEFAULT)),
+        sample.trial(1, Role.SEARCH, SMALL, step_s(SMALL)),
+    ]
+    return SimpleNamespace(
+        records=records,
+        store=FakeStore(),
+        watcher=SimpleNamespace(phase=lambda _text: None),
+        job=SimpleNamespace(rounds=ROUNDS, timeout_s=60.0),
+        bench=SimpleNamespace(crew=FakeCrew(step_s)),
+    )
+
+
+def search_of(study: Any) -> Any:
+    return SimpleNamespace(choice=lambda _records: study.records[1])
+
+
+def best_of(comparison: Comparison) -> Plan:
+    return next(one.plan for one in comparison.contenders if one.name == BEST)
+
+
+def test_a_bucket_size_that_costs_speed_is_put_back_and_stays_so_when_resumed() -> None:
+    study = study_of(
+        lambda plan: (0.2 if plan.batch == DEFAULT.batch else 0.1) * (1 if plan.comm.bucket_bytes > MIB else 1.3)
+    )
+    found = compare(study, search_of(study))
+    assert best_of(found).comm.bucket_bytes == DEFAULT.comm.bucket_bytes
+    assert best_of(found).batch == SMALL.batch
+    assert winner(found).plan == best_of(found)
+    assert faster_without(found) is None
+    assert study.bench.crew.num_contests == 2
+    assert compare(study, search_of(study)) == found
+    assert study.bench.crew.num_contests == 2
+
+
+def test_a_plan_whose_knobs_all_help_is_compared_once() -> None:
+    study = study_of(
+        lambda plan: (0.2 if plan.batch == DEFAULT.batch else 0.1) * (1.3 if plan.comm.bucket_bytes > MIB else 1)
+    )
+    found = compare(study, search_of(study))
+    assert best_of(found) == SMALL
+    assert compare(study, search_of(study)) == found
+    assert study.bench.crew.num_contests == 1
+
+
+def test_knobs_that_never_stop_to_cost_speed_are_put_back_a_few_times_at_most() -> None:
+    seen: list[Plan] = []
+
+    def ever_faster(plan: Plan) -> float:
+        if plan not in seen:
+            seen.append(plan)
+        return 1.0 / (1 + seen.index(plan))
+
+    study = study_of(ever_faster)
+    compare(study, search_of(study))
+    assert study.bench.crew.num_contests <= 3
