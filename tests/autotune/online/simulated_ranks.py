@@ -55,7 +55,7 @@ class Job:
             said = [seconds * self.reported(rank, step) for rank, seconds in enumerate(took)]
             self.splits.append(samples)
             self.compute_s.append(true)
-            waited_s = self.comm_s + max(true) * generator.gauss(0, self.comm_noise)
+            waited_s = self.comm_s + (max(true) * generator.gauss(0, self.comm_noise) if self.comm_noise else 0.0)
             controller.observe(step, samples, said, max(took) + waited_s)
             if step % self.every == 0 and (move := controller.propose(step)) is not None:
                 self.moves.append((step, move))

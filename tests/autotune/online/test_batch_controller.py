@@ -48,8 +48,12 @@ def test_four_times_unlike_ranks_are_balanced_within_three_adjustments(
 @pytest.mark.parametrize("total", [64, 512])
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.03, 0.06])
 def test_equal_ranks_are_left_alone(total: int, noise: float) -> None:
-    moves = [Job(steady((1.0,) * 4), total=total, noise=noise, seed=seed).run(200).moves for seed in range(6)]
-    assert [move for found in moves for move in found] == []
+    """By ever so many steps that scatter a lot, some look like a change; following those must cost next to nothing."""
+    jobs = [Job(steady((1.0,) * 4), total=total, noise=noise, seed=seed).run(200) for seed in range(20)]
+    num_moves = sum(len(job.moves) for job in jobs)
+    assert num_moves <= (0 if noise <= 0.01 else 20)  # of 4,000 steps
+    taken_s = [max(compute_s) for job in jobs for compute_s in job.compute_s]
+    assert sum(taken_s) / len(taken_s) <= 1.01 * total / 4
 
 
 def test_noise_does_not_unbalance_what_is_balanced() -> None:
