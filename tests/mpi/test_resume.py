@@ -91,7 +91,8 @@ def kill_and_resume(tmp_path: Path, num_kills: int, sweep: tuple[str, ...]) -> N
     # The best plans of a long search are measured once more on purpose, and have no number in the search's storage.
     proposed = [r for r in records if r["role"] != "search" or r["search_number"] is not None]
     assert len({json.dumps(record["plan"]) for record in proposed}) == len(proposed), "a finished trial was run again"
-    assert sum(record["role"] == "search" for record in records) == trials
+    searched = sum(record["role"] == "search" for record in records)
+    assert searched == trials or (searched < trials and "no other plan promises more than noise" in done.err)
     (database,) = tmp_path.glob("results/data/*/*/search.db")
     with sqlite3.connect(database) as connection:
         states = {state for (state,) in connection.execute("SELECT DISTINCT state FROM trials")}
