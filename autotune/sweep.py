@@ -104,7 +104,6 @@ def compare(study: Study, search: Tuner) -> Comparison:
             break
         study.watcher.phase(f"faster without its {simpler.reverts}: that plan takes the best one's place")
         comparison = in_turn(study, entries(study.records, simpler.plan))
-    study.store.write_comparison(comparison)
     return comparison
 
 
@@ -116,7 +115,7 @@ def _as_last_compared(study: Study, best: Plan) -> Plan:
 
 
 def in_turn(study: Study, chosen: list[Entry]) -> Comparison:
-    """Measure these plans in turn, unless they are those that were compared last."""
+    """Measure these plans in turn and keep what was found, unless they are those that were compared last."""
     kept = study.store.comparison()
     if kept is not None and [c.plan for c in kept.contenders] == [entry.plan for entry in chosen]:
         return kept
@@ -124,7 +123,9 @@ def in_turn(study: Study, chosen: list[Entry]) -> Comparison:
     steps = steps_for(_ROUND_S, study.records, fewest=2)
     effort = Effort(warmup=2, steps=steps, timeout_s=study.job.timeout_s * len(chosen))
     measured = study.bench.crew.contest([entry.plan for entry in chosen], study.job.rounds, effort)
-    return Comparison(contenders=contenders(chosen, measured), steps_per_round=effort.steps)
+    comparison = Comparison(contenders=contenders(chosen, measured), steps_per_round=effort.steps)
+    study.store.write_comparison(comparison)
+    return comparison
 
 
 def keep_best(study: Study, comparison: Comparison) -> str:

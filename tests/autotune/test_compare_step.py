@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from autotune.runtime.crew import Measurement
 from autotune.sweep import compare
 from results.compare import faster_without, winner
@@ -81,6 +83,26 @@ def test_a_bucket_size_that_costs_speed_is_put_back_and_stays_so_when_resumed() 
     assert faster_without(found) is None
     assert study.bench.crew.num_contests == 2
     assert compare(study, search_of(study)) == found
+    assert study.bench.crew.num_contests == 2
+
+
+def test_what_was_compared_is_kept_before_it_is_compared_anew() -> None:
+    study = study_of(
+        lambda plan: (0.2 if plan.batch == DEFAULT.batch else 0.1) * (1 if plan.comm.bucket_bytes > MIB else 1.3)
+    )
+    contest = study.bench.crew.contest
+
+    def killed_in_the_second(*arguments: Any) -> list[Measurement]:
+        if study.bench.crew.num_contests:
+            raise KeyboardInterrupt
+        return contest(*arguments)
+
+    study.bench.crew.contest = killed_in_the_second
+    with pytest.raises(KeyboardInterrupt):
+        compare(study, search_of(study))
+    study.bench.crew.contest = contest
+    assert best_of(study.store.kept) == SMALL
+    assert best_of(compare(study, search_of(study))).comm.bucket_bytes == DEFAULT.comm.bucket_bytes
     assert study.bench.crew.num_contests == 2
 
 
