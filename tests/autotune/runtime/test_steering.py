@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -16,6 +17,7 @@ from autotune.runtime.pilot import Pilot
 from autotune.runtime.shard_group import ShardGroup
 from autotune.runtime.steering import SteeredTrainer
 from autotune.runtime.trainer import Seat, Trainer
+from autotune.runtime.wrapped_group import WrappedGroup
 from profilers.step_stats import StepRow
 from results.decision import COMPUTE, LOOK, Decision
 from tests.gloo_ranks import on_ranks
@@ -141,3 +143,40 @@ def test_owners_of_shards_change_on_the_way_and_training_stays_plain_training() 
         assert len(counts) == NUM_STEPS
     assert len(looks) == 4
     assert all(speed > 0 for found in looks for speed in found)
+
+
+class Counting(WrappedGroup):
+    """Knows how many all-reduces were posted."""
+
+    def __init__(self, inner: dist.ProcessGroup) -> None:
+        super().__init__(inner)
+        self.num_posted = 0
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
+        self.num_posted += 1
+        assert self._inner is not None
+        return self._inner.allreduce(tensors, opts)
+
+
+@pytest.mark.parametrize(("comm", "is_posted"), [(FIRST.comm, True), (replace(CROSSING, crosses_steps=False), False)])
+def test_ranks_report_behind_their_gradients_unless_a_backward_pass_waits_for_them(
+    comm: CommPlan, is_posted: bool
+) -> None:
+    """Sent first, a report would hold up the last gradients of every step; told after such a backward pass, it comes too late."""
+
+    def run(group: dist.ProcessGroup) -> tuple[list[int], int]:
+        counting, told = Counting(group), []
+        seat = Seat(rank=group.rank(), device=Device(name="cpu"), torch_device=torch.device("cpu"), timeout_s=20)
+        trainer = Trainer(WORKLOAD, replace(FIRST, comm=comm), counting, seat, seed=3)  # type: ignore[arg-type]
+        trainer.on_computed = lambda _: told.append(counting.num_posted)
+        counting.num_posted = 0
+        trainer.step()
+        num_posted = counting.num_posted
+        trainer.close()
+        return told, num_posted
+
+    for found in on_ranks(2, run):
+        told, num_posted = found
+        assert num_posted > 1
+        assert len(told) == 1
+        assert (told[0] == num_posted) is is_posted
