@@ -32,7 +32,7 @@ from autotune.space import Space, kinds_of, max_bucket_log2, ways_to_send
 from autotune.stage_points import NO_STAGES, StagedPlans
 from results.environment import available_cores, processor_name
 from results.record import Limit, WorkloadInfo
-from workloads.capture import capture
+from workloads.capture import COUNTED, capture
 from workloads.cluster import Cluster
 from workloads.errors import AutotuneError, InfeasiblePlanError, SpecError
 from workloads.graph import OpGraph
@@ -176,7 +176,8 @@ def capture_workload(workload: Workload, seed: int) -> OpGraph:
             f"workload {workload.name!r} has {batches.num_samples} samples but a global batch of "
             f"{workload.global_batch}: use a smaller batch or more data"
         )
-    return capture(model, lambda count: workload.loss(model, batches.fetch(torch.arange(count))))
+    fetched = {count: batches.fetch(torch.arange(count)) for count in COUNTED}
+    return capture(model, lambda count: workload.loss(model, fetched[count]))
 
 
 def with_dataflow(graph: OpGraph, workload: Workload, seed: int) -> OpGraph:

@@ -29,12 +29,15 @@ LOSS = "(loss)"
 MODEL = "(model)"
 """Name of the op that stands for what the model does itself, outside its children."""
 
-_FEW, _MANY = 2, 4
+COUNTED = _FEW, _MANY = 2, 4
+"""Samples of the two passes."""
 _MOST_FACTORS = 2
 
 
 def capture(model: nn.Module, run: Callable[[int], Tensor]) -> OpGraph:
-    """`run(n)` computes the loss of n samples with `model`. Nothing of the model is changed but buffers such as BatchNorm's."""
+    """`run(n)` computes the loss of n samples (those of COUNTED) with `model`; all that it does counts, so have the samples
+    ready. Nothing of the model is changed but buffers such as BatchNorm's.
+    """
     few, many = _count(model, run, _FEW), _count(model, run, _MANY)
     parameters = _parameters(model, many.order)
     param_bytes = Counter[str]()

@@ -12,6 +12,7 @@ from statistics import fmean, pstdev
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.online.aside import unhurried
 from autotune.online.known import Known
 from autotune.online.plan_shape import plan_shape
 from autotune.online.rough_guess import PlanTable, log_of, network_of
@@ -94,7 +95,7 @@ class Grid:
 
     def __init__(self, plans: Sequence[Plan], known: Known) -> None:
         self.plans, self.known = tuple(plans), known
-        self._shapes = [plan_shape(plan, known.model) for plan in self.plans]
+        self._shapes = [plan_shape(plan, known.model) for plan in unhurried(self.plans)]
         self._table = PlanTable(self.plans, self._shapes, known)
 
     def numbers(self, seen: Window) -> tuple[Singles, Singles]:

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from statistics import median
 
 from autotune.online.fixed_work import FixedWork, Turn, differ
 from workloads.split import RankCost
@@ -43,11 +43,11 @@ class Bar:
 class Sensitivity:
     """When a rank is believed to have changed."""
 
-    least: tuple[float, ...] = (0.25, 0.08, 0.02)
+    least: tuple[float, ...] = (0.25, 0.03, 0.02)
     """One step, two in a row, or three: off to the same side by this share of the expected time at least."""
     spreads: tuple[float, ...] = (10.0, 6.0, 4.0)
     """And by this many times what steps usually scatter."""
-    single: Bar = field(default_factory=lambda: Bar(least=0.08, spreads=8.0))
+    single: Bar = field(default_factory=lambda: Bar(least=0.05, spreads=8.0))
     """One step, of a rank that has shown how calm it is: hiccups of late must have been smaller by `beyond_hiccups`."""
     beyond_hiccups: float = 1.5
     calm: int = 12
@@ -104,17 +104,19 @@ class RankCostModel:
             before, self._before = self._before, []
             if self._was_hiccup(before):
                 return True
-        believed = self._steps_that_tell()
+        units_s = self._units_s(self._seen)
+        believed = self._steps_that_tell(units_s)
         if believed:
             self._forget_all_but(believed)
-        elif len(self._seen) > self._sensitivity.steps:
-            self._scatter = max(self._spread(list(self._seen)), _LEAST_SCATTER)
-            self._note_hiccup()
+        elif len(units_s) > self._sensitivity.steps:
+            self._scatter = max(_spread(units_s), _LEAST_SCATTER)
+            self._note_hiccup(units_s)
         return believed > 0
 
     def reconsider(self) -> bool:
         """Another rank has surely changed in the step seen last: whether this one has as well, by the lower bar."""
-        if len(self._seen) < 2 or abs(self._off(1)[0]) <= self._sensitivity.together.over(self._scatter):
+        bar = self._sensitivity.together.over(self._scatter)
+        if len(self._seen) < 2 or abs(_off(self._units_s(self._seen), 1)[0]) <= bar:
             return False
         self._forget_all_but(1)
         return True
@@ -128,17 +130,18 @@ class RankCostModel:
 
     def _was_hiccup(self, before: list[Seen]) -> bool:
         """Whether the step after a change that one step has shown is as those before it: then they count again."""
-        (slow, last), unit_s = self._seen, self._unit_s(before)
-        if abs(self._log_off(last, unit_s)) > self._sensitivity.together.over(self._scatter):
+        slow, last = _off(self._units_s([*before, *self._seen]), 2)
+        if abs(last) > self._sensitivity.together.over(self._scatter):
             return False
-        self._add_hiccup(abs(self._log_off(slow, unit_s)))
+        self._add_hiccup(abs(slow))
+        steps = [*before, self._seen[-1]]
         self._seen.clear()
-        self._seen.extend([*before, last])
+        self._seen.extend(steps)
         return True
 
-    def _note_hiccup(self) -> None:
+    def _note_hiccup(self, units_s: list[float]) -> None:
         """The step before the last, if it was off and nobody believed it."""
-        (previous, last) = self._off(2)
+        previous, last = _off(units_s, 2)
         if abs(previous) > self._sensitivity.together.over(self._scatter) and abs(last) < abs(previous) / 2:
             self._add_hiccup(abs(previous))
 
@@ -164,7 +167,7 @@ class RankCostModel:
     @property
     def unit_s(self) -> float:
         """c: the time of a unit of work."""
-        return self._unit_s(list(self._seen))
+        return _middle(self._units_s(self._seen))
 
     @property
     def spread(self) -> float:
@@ -211,31 +214,36 @@ class RankCostModel:
             self._settled, self._turn = self._settled.with_turn(self._turn, self._scatter), None
         self._fixed_work = self._settled.work
 
-    def _unit_s(self, seen: list[Seen]) -> float:
-        return median(compute_s / (self._fixed_work + work) for work, compute_s in seen)
+    def _units_s(self, seen: Iterable[Seen]) -> list[float]:
+        """c, as each step has it."""
+        fixed = self._fixed_work
+        return [compute_s / (fixed + work) for work, compute_s in seen]
 
-    def _spread(self, seen: list[Seen]) -> float:
-        unit_s = self._unit_s(seen)
-        return _MAD_TO_SIGMA * median(abs(t / (unit_s * (self._fixed_work + work)) - 1) for work, t in seen)
-
-    def _log_off(self, step: Seen, unit_s: float) -> float:
-        work, compute_s = step
-        return math.log(compute_s / (unit_s * (self._fixed_work + work)))
-
-    def _off(self, count: int) -> list[float]:
-        """By how much the last steps are off what those before them make expect, in logarithms."""
-        seen = list(self._seen)
-        unit_s = self._unit_s(seen[:-count])
-        return [self._log_off(step, unit_s) for step in seen[-count:]]
-
-    def _steps_that_tell(self) -> int:
+    def _steps_that_tell(self, units_s: list[float]) -> int:
         """How many of the last steps show a change; 0: they show none."""
         rule = self._sensitivity
-        for count in range(1, min(rule.steps, len(self._seen) - 1) + 1):
-            off = self._off(count)
+        for count in range(1, min(rule.steps, len(units_s) - 1) + 1):
+            off = _off(units_s, count)
             slower = faster = max(rule.least[count - 1], rule.spreads[count - 1] * self._scatter)
             if count == 1:
                 slower, faster = self._single_bar(), rule.faster.over(self._scatter)
             if min(off) > slower or max(off) < -faster:
                 return count
         return 0
+
+
+def _off(units_s: list[float], count: int) -> list[float]:
+    """By how much the last steps are off what those before them make expect, in logarithms."""
+    expected = _middle(units_s[:-count])
+    return [math.log(unit_s / expected) for unit_s in units_s[-count:]]
+
+
+def _spread(units_s: list[float]) -> float:
+    unit_s = _middle(units_s)
+    return _MAD_TO_SIGMA * _middle([abs(one / unit_s - 1) for one in units_s])
+
+
+def _middle(values: list[float]) -> float:
+    """The median; statistics' own takes three times as long for a few values, and this is asked dozens of times a step."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2

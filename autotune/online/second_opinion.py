@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from autotune.online.aside import unhurried
 from autotune.online.meta_network import Guess
 from autotune.online.simulated_steps import simulated_step
 from autotune.online.statistics import Window
@@ -37,7 +38,7 @@ class SecondOpinion:
         """log(throughput / throughput of what runs) of each plan."""
         simulator = self._simulator(self.as_seen(mix, seen))
         now_s = simulator.step_s(seen.plan)
-        return [math.log(now_s / simulator.step_s(plan)) for plan in plans]
+        return [math.log(now_s / simulator.step_s(plan)) for plan in unhurried(plans)]
 
     def as_seen(self, mix: Cluster, seen: Window) -> Cluster:
         """The mix with devices that compute as long as the window shows."""

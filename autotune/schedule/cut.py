@@ -1,7 +1,7 @@
 """Where to cut a chain of ops into stages, on which devices, and into how many micro-batches.
 
-With N micro-batches a pipeline takes about (N-1)·(work of the busiest stage) + (way of one micro-batch through all stages and
-links). For a limit on the first the second is a shortest path over (ops done, devices used, last device): dynamic programming,
+With N micro-batches a pipeline takes about (N-1)·(time that the busiest stage or link needs for one) + (way of one micro-batch
+through all stages and links). For a limit on the first the second is a shortest path over (ops done, devices used, last device): dynamic programming,
 exact, with devices that are alike counted instead of named. Going down through the limits that matter gives the minimum
 of the sum. PipeDream and Alpa do the same for the busiest stage alone. Where too many devices differ, the same is done for some
 orders of the devices instead of all.
@@ -24,7 +24,7 @@ from workloads.blocks import BlockGraph, split_backward
 from workloads.errors import InfeasiblePlanError
 
 _MOST_STATES = 5_000
-_KEPT_ORDERS = 3
+_KEPT = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,13 +61,21 @@ def best_cut(
 
 
 def cuts(costs: StageCosts, count: int, num_stages: int | None = None) -> list[Cut]:
-    """The best one by the estimate; where devices differ in too many ways to look at all choices, the best of some orders."""
+    """The best ones by the estimate, and that with the best turns: a stage of S that has sent S micro-batches on, as in 1F1B, waits for the
+    first to come back. Where devices differ in too many ways to look at all choices, the best of some orders.
+    """
     if num_states(costs) <= _MOST_STATES:
-        found = [chain_cut(costs, count, num_stages)]
+        found = _front(costs, count, Paths(costs, num_stages).shortest)
     else:
-        found = [ordered_cut(costs, count, order) for order in _orders(costs, num_stages)]
-    different = dict.fromkeys(cut for cut in found if cut is not None)
-    return sorted(different, key=lambda cut: estimate_s(costs, cut, count))[:_KEPT_ORDERS]
+        found = [cut for order in _orders(costs, num_stages) for cut in _ordered_front(costs, count, order)]
+
+    def with_turns_s(cut: Cut) -> float:
+        estimated_s, busiest_s = estimate_s(costs, cut, count), _busiest(costs, cut)
+        way_s = estimated_s - (count - 1) * busiest_s
+        return way_s + (count - 1) * max(busiest_s, way_s / len(cut.devices))
+
+    best = sorted(dict.fromkeys(found), key=lambda cut: estimate_s(costs, cut, count))[:_KEPT]
+    return list(dict.fromkeys([*best, *sorted(found, key=with_turns_s)[:1]]))
 
 
 def _orders(costs: StageCosts, num_stages: int | None) -> Iterator[tuple[int, ...]]:
@@ -92,51 +100,61 @@ def judge(costs: StageCosts, cut: Cut, count: int) -> Judged | None:
 
 
 def estimate_s(costs: StageCosts, cut: Cut, count: int) -> float:
-    """(N-1)·(busiest stage) + (way through all stages and links, there and back)."""
-    ends = (*cut.first_ops[1:], costs.num_ops)
-    works = [
-        float(costs.work_s(device)[first:end].sum())
-        for first, end, device in zip(cut.first_ops, ends, cut.devices, strict=True)
-    ]
-    hops = zip(cut.first_ops[1:], cut.devices, cut.devices[1:], strict=False)
-    links = sum(costs.link_s(a, b, first) + costs.link_s(b, a, first) for first, a, b in hops)
-    return (count - 1) * max(works) + sum(works) + links
+    """(N-1)·(busiest stage or link) + (way through all stages and links, there and back)."""
+    links = sum(costs.link_s(a, b, first) for first, a, b in _hops(cut))
+    return (count - 1) * _busiest(costs, cut) + sum(_works(costs, cut)) + links
 
 
 def chain_cut(costs: StageCosts, count: int, num_stages: int | None = None) -> Cut | None:
     """The cut of least estimate, one stage per device at most, or exactly so many stages; None if memory allows none."""
-    return _least(costs, count, Paths(costs, num_stages).shortest)
+    return _least(costs, count, _front(costs, count, Paths(costs, num_stages).shortest))
 
 
 def ordered_cut(costs: StageCosts, count: int, devices: Sequence[int]) -> Cut | None:
     """The cut of least estimate with a stage on each of these devices, in this order; None if memory allows none."""
+    return _least(costs, count, _ordered_front(costs, count, devices))
+
+
+def _ordered_front(costs: StageCosts, count: int, devices: Sequence[int]) -> list[Cut]:
     paths = Paths(costs)
-    return _least(costs, count, lambda limit_s: paths.along(devices, limit_s))
+    return _front(costs, count, lambda limit_s: paths.along(devices, limit_s))
 
 
-def _least(costs: StageCosts, count: int, shortest: Callable[[float], tuple[float, Cut] | None]) -> Cut | None:
-    """Down through the limits on the busiest stage that matter, as long as the way of one micro-batch leaves hope."""
-    free = shortest(math.inf)
-    if free is None:
-        return None
-    shortest_s, best = free
-    best_s = estimate_s(costs, best, count)
-    limit_s = _busiest(costs, best)
-    while True:
-        found = shortest(limit_s * (1 - 1e-12))
-        if found is None:
-            return best
-        limit_s = _busiest(costs, found[1])
-        if (now_s := estimate_s(costs, found[1], count)) < best_s:
-            best, best_s = found[1], now_s
-        if count == 1 or shortest_s >= best_s:
-            return best
+def _least(costs: StageCosts, count: int, found: Sequence[Cut]) -> Cut | None:
+    return min(found, key=lambda cut: estimate_s(costs, cut, count), default=None)
+
+
+def _front(costs: StageCosts, count: int, shortest: Callable[[float], tuple[float, Cut] | None]) -> list[Cut]:
+    """Down through the limits on the busiest stage or link that matter, as long as the way of one micro-batch leaves hope: from the
+    cut with the shortest way to that of least estimate, and some beyond.
+    """
+    found, least_s = [], math.inf
+    reached = shortest(math.inf)
+    shortest_s = reached[0] if reached else math.inf
+    while reached is not None:
+        found.append(reached[1])
+        least_s = min(least_s, estimate_s(costs, reached[1], count))
+        if count == 1 or shortest_s >= least_s:
+            break
+        reached = shortest(_busiest(costs, reached[1]) * (1 - 1e-12))
+    return found
 
 
 def _busiest(costs: StageCosts, cut: Cut) -> float:
-    ends = (*cut.first_ops[1:], costs.num_ops)
-    stages = zip(cut.first_ops, ends, cut.devices, strict=True)
-    return max(float(costs.work_s(device)[first:end].sum()) for first, end, device in stages)
+    """The time that one micro-batch takes of the stage or link it takes most of; links go both ways at once."""
+    return max(*_works(costs, cut), *(costs.busy_s(a, b, first) for first, a, b in _hops(cut)), 0.0)
+
+
+def _works(costs: StageCosts, cut: Cut) -> list[float]:
+    stages = zip(cut.first_ops, (*cut.first_ops[1:], costs.num_ops), cut.devices, strict=True)
+    return [float(costs.work_s(device)[first:end].sum()) for first, end, device in stages]
+
+
+def _hops(cut: Cut) -> Iterator[tuple[int, int, int]]:
+    """Between stages, there and back: the later one's first op, source, target."""
+    for first, a, b in zip(cut.first_ops[1:], cut.devices, cut.devices[1:], strict=False):
+        yield first, a, b
+        yield first, b, a
 
 
 def _climb(costs: StageCosts, best: Judged, max_moves: int) -> Judged:

@@ -24,7 +24,7 @@ def num_states(costs: StageCosts) -> int:
 
 
 class Paths:
-    """Shortest ways of one micro-batch, with no stage above a limit of work."""
+    """Shortest ways of one micro-batch, with no stage and no link busy for longer than a limit."""
 
     def __init__(self, costs: StageCosts, num_stages: int | None = None) -> None:
         self._costs, self._num_stages = costs, num_stages
@@ -59,7 +59,7 @@ class Paths:
         firsts = []
         for place, device in enumerate(devices):
             kind = next(kind for kind, alike in enumerate(self._classes) if device in alike)
-            arrived = way + (_hop(costs, devices[place - 1], device) if place else 0.0)
+            arrived = way + (_hop(costs, devices[place - 1], device, limit_s) if place else 0.0)
             allowed = self._fits[kind] & (self._work[kind] <= limit_s)
             total = np.where(allowed, arrived[:, None] + self._work[kind], np.inf)
             firsts.append(total.argmin(axis=0))
@@ -75,7 +75,7 @@ class Paths:
     def _extend(self, ways: dict, came: dict, state: State, kind: int, limit_s: float) -> None:  # type: ignore[type-arg]
         """One more stage, on a device of a class."""
         lasts = sorted(ways[state])
-        arrivals = np.stack([ways[state][last] + self._hop(last, kind, state) for last in lasts])
+        arrivals = np.stack([ways[state][last] + self._hop(last, kind, state, limit_s) for last in lasts])
         from_last = arrivals.argmin(axis=0)
         arrived = arrivals.min(axis=0)
         allowed = self._fits[kind] & (self._work[kind] <= limit_s)
@@ -85,11 +85,11 @@ class Paths:
         ways.setdefault(into, {})[kind] = total.min(axis=0)
         came[into, kind] = (lasts, from_last, first)
 
-    def _hop(self, last: int, kind: int, state: State) -> Floats:
+    def _hop(self, last: int, kind: int, state: State, limit_s: float) -> Floats:
         """Per first op of the stage: the links there and back."""
         if last < 0:
             return np.zeros(self._costs.num_ops + 1)
-        return _hop(self._costs, self._classes[last][state[last] - 1], self._classes[kind][state[kind]])
+        return _hop(self._costs, self._classes[last][state[last] - 1], self._classes[kind][state[kind]], limit_s)
 
     def _states(self) -> Iterator[State]:
         """All of them, those with fewer devices first."""
@@ -116,11 +116,12 @@ class Paths:
         return table
 
 
-def _hop(costs: StageCosts, source: int, target: int) -> Floats:
+def _hop(costs: StageCosts, source: int, target: int, limit_s: float) -> Floats:
     """Per first op of a stage: the links from the device before, and back."""
     hop = np.zeros(costs.num_ops + 1)
     for a, b in ((source, target), (target, source)):
-        hop[:-1] += costs.latency_s[a, b] + costs.boundary_bytes * costs.seconds_per_byte[a, b]
+        busy_s = costs.boundary_bytes * costs.seconds_per_byte[a, b]
+        hop[:-1] += np.where(busy_s <= limit_s, costs.latency_s[a, b] + busy_s, np.inf)
     return hop
 
 

@@ -56,8 +56,11 @@ class StageCosts:
     def link_s(self, source: int, target: int, first_op: int) -> float:
         if source == target:
             return 0.0
-        moved = float(self.boundary_bytes[first_op] * self.seconds_per_byte[source, target])
-        return float(self.latency_s[source, target]) + moved
+        return float(self.latency_s[source, target]) + self.busy_s(source, target, first_op)
+
+    def busy_s(self, source: int, target: int, first_op: int) -> float:
+        """The time that it takes of the link."""
+        return float(self.boundary_bytes[first_op] * self.seconds_per_byte[source, target])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -34,6 +34,16 @@ class Account:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Taken:
+    """By one decision, mostly that all stays as it is."""
+
+    wall_s: float
+    cpu_s: float
+    interruptions: int
+    """Times that its core was given to somebody else meanwhile: four ranks share two."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OnlineCost:
     """One run."""
 
@@ -41,10 +51,8 @@ class OnlineCost:
     label: str
     num_steps: int
     steps_s: tuple[float, ...]
-    decisions_s: tuple[float, ...]
-    """Of each step: how long rank 0 took to decide, mostly that all stays as it is."""
-    decisions_cpu_s: tuple[float, ...]
-    """Of that, what it computed: four ranks share two cores, and somebody else may run in between."""
+    decisions: tuple[Taken, ...]
+    """Rank 0's, of each step."""
     accounts: tuple[Account, ...]
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -67,10 +75,15 @@ def quantile_s(values_s: Sequence[float], share: float) -> float:
 
 
 def line(found: OnlineCost) -> str:
+    cpu_s = [taken.cpu_s for taken in found.decisions]
+    alone_s = [taken.wall_s for taken in found.decisions if taken.interruptions == 0]
+    shared_s = [taken.wall_s for taken in found.decisions if taken.interruptions] or [0.0]
+    late = sum(taken.wall_s > 1e-3 for taken in found.decisions)
     return (
         f"Measured over {found.num_steps} steps ({WORKLOAD} on {CLUSTER} through {TRACE}, {found.label}): a decision takes "
-        f"{1e3 * median(found.decisions_s):.2f} ms in the median, {1e3 * quantile_s(found.decisions_s, 0.99):.2f} ms at the 99th percentile "
-        f"({1e3 * median(found.decisions_cpu_s):.2f} and {1e3 * quantile_s(found.decisions_cpu_s, 0.99):.2f} ms of processor time); reports, words and "
+        f"{1e3 * median(cpu_s):.2f} ms of processor time in the median, {1e3 * quantile_s(cpu_s, 0.99):.2f} ms at the 99th percentile, {1e3 * max(cpu_s):.2f} ms "
+        f"at most. By the clock it is {1e3 * median(alone_s):.2f}, {1e3 * quantile_s(alone_s, 0.99):.2f} and {1e3 * max(alone_s):.2f} ms in the {len(alone_s)} steps in which rank 0 "
+        f"kept its core; in the others, since {len(found.accounts)} ranks share two cores here, {1e3 * median(shared_s):.2f} ms in the median and {1e3 * max(shared_s):.2f} ms at most; more than a millisecond in {late} of all. Reports, words and "
         f"decisions take {100 * found.of_core(found.accounts[:1]):.2f} % of a core on rank 0 and {100 * found.of_core(found.accounts[1:]):.2f} % on the "
         f"others ({100 * found.cpu_share:.1f} % of what the ranks use at all, whose devices are paced); "
         f"{found.bytes_per_step:.0f} bytes a step on the control channel of {len(found.accounts)} ranks. `nox -s online_cost`."

@@ -26,7 +26,7 @@ PROGRAM = "tests.benchmarks.programs.split_runs"
 WORKLOAD, CLUSTER = "vgg", "mixed4"
 BALANCED = {"vgg": (64, 128, 256), "gpt": (64,)}
 """Global batches."""
-BALANCE_STEPS = 30
+BALANCE_STEPS = 60
 EVEN, STATIC, RETUNED = "even", "static", "retuned"
 EPOCH, NUM_EPOCHS, CHANCE, LASTS, SLOWER = 8, 24, 0.1, 2, 1 / 3
 """Steps of an epoch, epochs, the chance of a disturbance in each, how many it lasts, and the speed that it leaves."""

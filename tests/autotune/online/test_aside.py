@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from autotune.online.aside import at_once, thinking_aside
+from autotune.online.aside import at_once, thinking_aside, unhurried
 
 
 def test_at_once_is_done_when_it_returns() -> None:
@@ -30,3 +30,12 @@ def test_what_fails_is_told_and_the_next_is_done() -> None:
     assert think(lambda: 5).result(timeout=20) == 5
     with pytest.raises(ZeroDivisionError):
         failed.result(timeout=0)
+
+
+def test_only_aside_there_is_a_breath_before_each_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    breaths: list[float] = []
+    monkeypatch.setattr("autotune.online.aside.time.sleep", breaths.append)
+    assert list(unhurried([1, 2, 3])) == [1, 2, 3]
+    assert breaths == []
+    assert thinking_aside()(lambda: list(unhurried([1, 2, 3]))).result(timeout=20) == [1, 2, 3]
+    assert len(breaths) == 3

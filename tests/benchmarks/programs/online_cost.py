@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import time
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,13 +21,18 @@ from profilers.step_stats import StepRow
 from results.decision import Decision
 from results.environment import describe_environment
 from results.store import write_json
-from tests.benchmarks.online_cost import Account, OnlineCost
+from tests.benchmarks.online_cost import Account, OnlineCost, Taken
 from tests.benchmarks.steered import on_bench, trained
 from workloads.plan import BatchPlan, CommPlan, Plan
 from workloads.split import proportional
 
 FRAME_BYTES = 4
 BUCKET_BYTES = 1 << 18
+
+
+def num_interruptions() -> int:
+    """How often somebody else has been given this thread's core."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
 class CountingPilot(Pilot):
@@ -70,18 +76,19 @@ def main() -> None:
     options = parser.parse_args()
     job = Job(workload=options.workload, clusters=(options.cluster,), results=options.out.parent, replay=options.trace)
     trial.Pilot = CountingPilot  # type: ignore[misc] # on every rank
-    made: list[tuple[str, tuple[float, ...], list[tuple[float, float]]]] = []
+    made: list[tuple[str, tuple[float, ...], list[Taken]]] = []
 
     def lead(bench: Bench) -> None:
         speeds = [device.flops_per_s or 1.0 for device in bench.cluster.devices]
         samples = proportional(speeds, bench.info.global_batch, bench.limits)
         start = Plan(batch=BatchPlan(samples=samples), comm=CommPlan(bucket_bytes=BUCKET_BYTES))
-        controller, taken_s = make_controller(job, bench, start, lambda _: None), []
+        controller, taken_s = make_controller(job, bench, start, lambda _: None), list[Taken]()
 
         def decide(row: StepRow) -> Decision | None:
-            begun_s, begun_cpu_s = time.perf_counter(), time.thread_time()
+            begun_s, begun_cpu_s, begun = time.perf_counter(), time.thread_time(), num_interruptions()
             decision = controller.decide(row)
-            taken_s.append((time.perf_counter() - begun_s, time.thread_time() - begun_cpu_s))
+            cpu_s, wall_s = time.thread_time() - begun_cpu_s, time.perf_counter() - begun_s
+            taken_s.append(Taken(wall_s=wall_s, cpu_s=cpu_s, interruptions=num_interruptions() - begun))
             return decision
 
         done = trained(bench, start, options.steps, decide)
@@ -96,8 +103,7 @@ def main() -> None:
             label=label,
             num_steps=options.steps,
             steps_s=steps_s,
-            decisions_s=tuple(wall_s for wall_s, _ in taken_s),
-            decisions_cpu_s=tuple(cpu_s for _, cpu_s in taken_s),
+            decisions=tuple(taken_s),
             accounts=tuple(accounts),
             environment=describe_environment(),
         )

@@ -36,7 +36,8 @@ from workloads.plan import MIB, BatchPlan, CommPlan, Plan
 from workloads.split import RankCost, balanced, even
 
 ONLY_SAMPLES = Parts(partition=False, codec=False, collective=False)
-COMM = CommPlan(bucket_bytes=MIB)
+COMM = CommPlan(bucket_bytes=MIB // 2)
+"""Half a MiB: of a whole one gpt fills but one bucket, which can only be sent when all is computed."""
 
 
 def plan_of(samples: tuple[int, ...]) -> Plan:
