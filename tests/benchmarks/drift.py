@@ -33,7 +33,7 @@ STEPS = {
     "steady": 80,
 }
 """Of each trace."""
-REPEATS = {"steady": 3, "link-drop": 3, "speed-drift": 3}
+REPEATS = {"steady": 3, "link-drop": 3, "speed-drift": 5}
 """Where little is at stake, noise of a single run would hide it."""
 PART_STEPS = {"busy-neighbour": 80, "random-walk": 80, "bandwidth-swing": 80, "link-drop": 80}
 """Of the traces on which parts are compared."""
