@@ -18,7 +18,7 @@ from tests.autotune.simulate.test_closed_forms import make_cluster, make_graph
 from workloads.errors import InfeasiblePlanError
 
 
-def random_costs(seed, num_devices=3, num_ops=6, *, alike=False):
+def random_costs(seed, num_devices=3, num_ops=6, *, alike=False, per_byte=0.5):
     draw = np.random.default_rng(seed)
     speeds = np.ones((num_devices, 1)) if alike else draw.uniform(0.5, 2.0, (num_devices, 1))
     ops = draw.uniform(0.5, 2.0, (1, num_ops))
@@ -35,7 +35,7 @@ def random_costs(seed, num_devices=3, num_ops=6, *, alike=False):
         if not alike
         else (9.0,) * num_devices,
         latency_s=links,
-        seconds_per_byte=links / 2,
+        seconds_per_byte=links * per_byte,
     )
 
 
@@ -54,10 +54,11 @@ def fits(costs, cut):
     )
 
 
+@pytest.mark.parametrize("per_byte", [0.5, 20.0], ids=["stages are busiest", "links are busiest"])
 @pytest.mark.parametrize("count", [1, 4, 32])
 @pytest.mark.parametrize("seed", range(8))
-def test_the_cut_is_the_best_of_all(seed, count):
-    costs = random_costs(seed, alike=seed % 4 == 3)
+def test_the_cut_is_the_best_of_all(seed, count, per_byte):
+    costs = random_costs(seed, alike=seed % 4 == 3, per_byte=per_byte)
     least = min((estimate_s(costs, cut, count) for cut in every_cut(costs) if fits(costs, cut)), default=math.inf)
     found = chain_cut(costs, count)
     if least == math.inf:
@@ -80,9 +81,10 @@ def test_a_number_of_stages_can_be_asked_for(seed):
         assert estimate_s(costs, found, 4) == pytest.approx(min(estimate_s(costs, cut, 4) for cut in sized))
 
 
+@pytest.mark.parametrize("per_byte", [0.5, 20.0], ids=["stages are busiest", "links are busiest"])
 @pytest.mark.parametrize("seed", range(4))
-def test_devices_in_a_given_order_are_cut_for_exactly(seed):
-    costs = random_costs(seed)
+def test_devices_in_a_given_order_are_cut_for_exactly(seed, per_byte):
+    costs = random_costs(seed, per_byte=per_byte)
     for order in itertools.permutations(range(3), 2):
         possible = [cut for cut in every_cut(costs) if cut.devices == order and fits(costs, cut)]
         found = ordered_cut(costs, 8, order)
