@@ -1,6 +1,6 @@
 """What takes longer than a decision may is done aside: one thing after the other, by a thread that ends with the process.
 
-It shares its interpreter and its core with a rank that trains, so it breathes after each piece (`unhurried`).
+It shares its interpreter and its core with a rank that trains, so it takes a breath before each piece (`unhurried`).
 """
 
 from __future__ import annotations

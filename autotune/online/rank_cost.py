@@ -215,9 +215,7 @@ class RankCostModel:
         self._fixed_work = self._settled.work
 
     def _units_s(self, seen: Iterable[Seen]) -> list[float]:
-        """c, as each step has it."""
-        fixed = self._fixed_work
-        return [compute_s / (fixed + work) for work, compute_s in seen]
+        return [self.units_of(work, compute_s) for work, compute_s in seen]
 
     def _steps_that_tell(self, units_s: list[float]) -> int:
         """How many of the last steps show a change; 0: they show none."""
@@ -244,6 +242,6 @@ def _spread(units_s: list[float]) -> float:
 
 
 def _middle(values: list[float]) -> float:
-    """The median; statistics' own takes three times as long for a few values, and this is asked dozens of times a step."""
+    """The median; statistics' own takes longer for a few values, and this is asked dozens of times a step."""
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2

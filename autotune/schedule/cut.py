@@ -70,9 +70,8 @@ def cuts(costs: StageCosts, count: int, num_stages: int | None = None) -> list[C
         found = [cut for order in _orders(costs, num_stages) for cut in _ordered_front(costs, count, order)]
 
     def with_turns_s(cut: Cut) -> float:
-        estimated_s, busiest_s = estimate_s(costs, cut, count), _busiest(costs, cut)
-        way_s = estimated_s - (count - 1) * busiest_s
-        return way_s + (count - 1) * max(busiest_s, way_s / len(cut.devices))
+        way_s = _way_s(costs, cut)
+        return (count - 1) * max(_busiest(costs, cut), way_s / len(cut.devices)) + way_s
 
     best = sorted(dict.fromkeys(found), key=lambda cut: estimate_s(costs, cut, count))[:_KEPT]
     return list(dict.fromkeys([*best, *sorted(found, key=with_turns_s)[:1]]))
@@ -101,8 +100,7 @@ def judge(costs: StageCosts, cut: Cut, count: int) -> Judged | None:
 
 def estimate_s(costs: StageCosts, cut: Cut, count: int) -> float:
     """(N-1)·(busiest stage or link) + (way through all stages and links, there and back)."""
-    links = sum(costs.link_s(a, b, first) for first, a, b in _hops(cut))
-    return (count - 1) * _busiest(costs, cut) + sum(_works(costs, cut)) + links
+    return (count - 1) * _busiest(costs, cut) + _way_s(costs, cut)
 
 
 def chain_cut(costs: StageCosts, count: int, num_stages: int | None = None) -> Cut | None:
@@ -128,21 +126,26 @@ def _front(costs: StageCosts, count: int, shortest: Callable[[float], tuple[floa
     """Down through the limits on the busiest stage or link that matter, as long as the way of one micro-batch leaves hope: from the
     cut with the shortest way to that of least estimate, and some beyond.
     """
-    found, least_s = [], math.inf
-    reached = shortest(math.inf)
+    found, least_s, limit_s = list[Cut](), math.inf, math.inf
+    reached = shortest(limit_s)
     shortest_s = reached[0] if reached else math.inf
-    while reached is not None:
+    while reached is not None and _busiest(costs, reached[1]) < limit_s:
         found.append(reached[1])
+        limit_s = _busiest(costs, reached[1])
         least_s = min(least_s, estimate_s(costs, reached[1], count))
         if count == 1 or shortest_s >= least_s:
             break
-        reached = shortest(_busiest(costs, reached[1]) * (1 - 1e-12))
+        reached = shortest(limit_s * (1 - 1e-12))
     return found
 
 
 def _busiest(costs: StageCosts, cut: Cut) -> float:
     """The time that one micro-batch takes of the stage or link it takes most of; links go both ways at once."""
-    return max(*_works(costs, cut), *(costs.busy_s(a, b, first) for first, a, b in _hops(cut)), 0.0)
+    return max([*_works(costs, cut), *(costs.busy_s(a, b, first) for first, a, b in _hops(cut))])
+
+
+def _way_s(costs: StageCosts, cut: Cut) -> float:
+    return sum(_works(costs, cut)) + sum(costs.link_s(a, b, first) for first, a, b in _hops(cut))
 
 
 def _works(costs: StageCosts, cut: Cut) -> list[float]:

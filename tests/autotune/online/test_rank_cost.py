@@ -1,4 +1,4 @@
-"""When one step is enough to believe that a rank has changed."""
+"""How many steps it takes to believe that a rank has changed."""
 
 from __future__ import annotations
 
@@ -22,6 +22,13 @@ def test_a_calm_rank_is_believed_at_once(seconds: float) -> None:
     model = settled()
     assert model.observe(10.0, seconds)
     assert model.unit_s == pytest.approx(seconds / 10)
+
+
+@pytest.mark.parametrize(("seconds", "num_steps"), [(1.06, 1), (1.04, 2), (0.965, 2), (1.025, 3), (0.975, 3)])
+def test_the_smaller_a_change_the_more_steps_it_takes(seconds: float, num_steps: int) -> None:
+    model = settled(noise=0.002)
+    believed = [model.observe(10.0, seconds) for _ in range(num_steps)]
+    assert believed == [False] * (num_steps - 1) + [True]
 
 
 @pytest.mark.parametrize("seconds", [1.02, 0.99])

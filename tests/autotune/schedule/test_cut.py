@@ -68,9 +68,10 @@ def test_the_cut_is_the_best_of_all(seed, count, per_byte):
         assert estimate_s(costs, found, count) == pytest.approx(least)
 
 
+@pytest.mark.parametrize("per_byte", [0.5, 20.0], ids=["stages are busiest", "links are busiest"])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_number_of_stages_can_be_asked_for(seed):
-    costs = random_costs(seed)
+def test_a_number_of_stages_can_be_asked_for(seed, per_byte):
+    costs = random_costs(seed, per_byte=per_byte)
     for size in (1, 2, 3):
         sized = [cut for cut in every_cut(costs) if len(cut.devices) == size and fits(costs, cut)]
         found = chain_cut(costs, 4, size)
@@ -93,6 +94,16 @@ def test_devices_in_a_given_order_are_cut_for_exactly(seed, per_byte):
             continue
         assert found.devices == order
         assert estimate_s(costs, found, 8) == pytest.approx(min(estimate_s(costs, cut, 8) for cut in possible))
+
+
+def test_with_many_microbatches_the_busiest_link_matters_more_than_the_shortest_way():
+    """(0, 2, 3) has the shorter way, 2·(2·1 + 3·10) s on links instead of 2·(20·1 + 2·10), but keeps one of them busy for 30 s."""
+    links = np.array([[0.0, 1.0, 10.0], [1.0, 0.0, 10.0], [10.0, 10.0, 0.0]])
+    costs = dataclasses.replace(
+        random_costs(0, num_ops=4, alike=True), boundary_bytes=np.array([0.0, 20.0, 2.0, 3.0]), seconds_per_byte=links
+    )
+    assert ordered_cut(costs, 1, (0, 1, 2)).first_ops == (0, 2, 3)
+    assert ordered_cut(costs, 32, (0, 1, 2)).first_ops == (0, 1, 2)
 
 
 def test_many_unlike_devices_are_cut_for_in_some_orders():
