@@ -9,6 +9,7 @@ it is, as is usual.
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -39,6 +40,10 @@ class AveragingReducer:
     def begin(self) -> None:
         self.model.zero_grad()
 
+    def no_sync(self) -> AbstractContextManager[None]:
+        """No pass exchanges anything."""
+        return nullcontext()
+
     def finish(self) -> None:
         """Gradients stay on their rank."""
 
@@ -51,6 +56,13 @@ class AveragingReducer:
 
     def settle(self) -> None:
         """A mean is there when the step that takes it ends."""
+
+    def owed(self) -> dict[str, Tensor]:
+        """Nothing that could be known."""
+        return {}
+
+    def owe(self, owed: dict[str, Tensor]) -> None:
+        """What was owed is given up."""
 
     def detach(self, error: BaseException | None = None) -> None:  # noqa: ARG002 - peers learn of it from the group
         self._handle.remove()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -25,6 +28,7 @@ class DdpReducer:
         cap_mb = None if bucket_bytes == DDP_BUCKET_BYTES else bucket_bytes / MIB
         ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=cap_mb, init_sync=False)
         self.model: nn.Module = ddp
+        self.no_sync: Callable[[], AbstractContextManager[None]] = ddp.no_sync
         self._group = group
         self.loss_scale = float(group.size())
         self.buffer_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
@@ -47,5 +51,12 @@ class DdpReducer:
     def settle(self) -> None:
         """They always are."""
 
+    def owed(self) -> dict[str, Tensor]:
+        """Nothing that could be known."""
+        return {}
+
+    def owe(self, owed: dict[str, Tensor]) -> None:
+        """What was owed is given up."""
+
     def detach(self, error: BaseException | None = None) -> None:  # noqa: ARG002 - peers learn of it from the group
-        del self.model, self._group
+        del self.model, self.no_sync, self._group

@@ -9,7 +9,8 @@ the whole batch.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from autotune.runtime.comm.codec import Codec
 from autotune.runtime.comm.factory import UnitShape, make_codec
+from autotune.runtime.comm.owed import collect, hand_over
 from autotune.runtime.comm.unit import FlatGradients
 from autotune.runtime.traced_group import Delivery, TracedGroup, taken
 from profilers.ranges import Ranges
@@ -65,6 +67,9 @@ class Reducer(Protocol):
     def begin(self) -> None:
         """A step starts: its gradients are zero."""
 
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Passes inside only accumulate; what they leave is exchanged with the gradients of the pass after it."""
+
     def finish(self) -> None:
         """Wait until every gradient is the sum over all ranks, unless `optimizer.step()` sees to that."""
 
@@ -76,6 +81,12 @@ class Reducer(Protocol):
 
     def settle(self) -> None:
         """Wait until every parameter is up to date."""
+
+    def owed(self) -> dict[str, Tensor]:
+        """What lossy codecs have left out so far, over all ranks, by parameter; called by all ranks together."""
+
+    def owe(self, owed: dict[str, Tensor]) -> None:
+        """Add this to the gradients that follow; called by all ranks together."""
 
     def detach(self, error: BaseException | None = None) -> None:
         """Let go of the model and the group; `error`: why, if this rank has failed."""
@@ -117,6 +128,7 @@ class BucketReducer:
             for parameters in assign_buckets(list(model.parameters()), plan.comm.bucket_bytes)
         ]
         self._posted: list[tuple[Bucket, Tensor, Any]] = []
+        self._syncs = True
         self.buffer_bytes = sum(bucket.codec.buffer_bytes(bucket.flat) for bucket in self.buckets)
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._hook(bucket))
@@ -129,6 +141,15 @@ class BucketReducer:
         for bucket in self.buckets:
             bucket.reset()
             bucket.ready_s = None
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """No bucket is complete while gradients only accumulate."""
+        self._syncs = False
+        try:
+            yield
+        finally:
+            self._syncs = True
 
     def finish(self) -> None:
         """Post what backward left, and wait for all of it."""
@@ -155,6 +176,15 @@ class BucketReducer:
     def settle(self) -> None:
         """They always are."""
 
+    def owed(self) -> dict[str, Tensor]:
+        return collect(self.buckets, self._names(), self._group)
+
+    def owe(self, owed: dict[str, Tensor]) -> None:
+        hand_over(self.buckets, self._names(), owed, self._group.rank())
+
+    def _names(self) -> dict[int, str]:
+        return {id(parameter): name for name, parameter in self.model.named_parameters()}
+
     def detach(self, error: BaseException | None = None) -> None:  # noqa: ARG002 - peers learn of it from the group
         for handle in self._handles:
             handle.remove()
@@ -162,6 +192,8 @@ class BucketReducer:
 
     def _hook(self, bucket: Bucket) -> Any:
         def hook(_parameter: Tensor) -> None:
+            if not self._syncs:
+                return
             bucket.missing -= 1
             if bucket.missing == 0:
                 bucket.ready_s = time.perf_counter()
@@ -173,6 +205,7 @@ class BucketReducer:
 
     def _post(self, bucket: Bucket) -> None:
         index = len(self._posted)
+        bucket.add_carried()
         with self._ranges.bucket("encode", index, bucket.flat):
             (wire,) = bucket.codec.encode(bucket.flat).tensors
         with self._ranges.bucket("post", index, wire):

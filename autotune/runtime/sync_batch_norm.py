@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from autotune.runtime.override import Override
 from autotune.runtime.traced_group import taken
 
 
@@ -52,7 +53,7 @@ class SyncNorms:
         """What this rank's gradients will be multiplied by after backward; 1 where its loss is weighted already."""
         self.waited_s = 0.0
         for layer in self._layers:
-            layer.forward = functools.partial(_forward, layer, self)  # type: ignore[method-assign]
+            layer.__dict__["forward"] = Override(layer, "forward", functools.partial(_forward, layer, self))
 
     def __len__(self) -> int:
         """How many layers."""
@@ -67,7 +68,7 @@ class SyncNorms:
     def detach(self) -> None:
         """The layers are as before."""
         for layer in self._layers:
-            del layer.forward
+            del layer.__dict__["forward"]
         self._layers = []
         del self._group
 

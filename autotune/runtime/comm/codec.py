@@ -21,6 +21,10 @@ SUM, GATHER, SWAP = wire.SUM, wire.GATHER, wire.SWAP
 tensor; their sizes may differ. `swap`: rank r's tensor number j goes to rank j; all tensors for one rank are equally long."""
 
 
+_SAFE = 0.99
+"""Of a type's range, lest rounding to it goes beyond."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Round:
     """What a rank puts on the wire at once: contiguous tensors of one dimension."""
@@ -76,9 +80,11 @@ class Cast:
 
     is_lossless = False
 
-    def __init__(self, name: str, dtype: torch.dtype) -> None:
+    def __init__(self, name: str, dtype: torch.dtype, num_ranks: int = 1) -> None:
         self.name = name
         self._dtype = dtype
+        self._limit = _SAFE * torch.finfo(dtype).max / num_ranks
+        """No sum of finite values of all ranks leaves the range of the type."""
 
     def encode(self, flat: Tensor) -> Round:
         return Round(kind=SUM, tensors=(flat.to(self._dtype),))
@@ -87,8 +93,9 @@ class Cast:
         flat.copy_(received[0])
 
     def send(self, owed: Tensor) -> Round:
-        """As `comm.error_feedback` wants it. What the sum itself rounds off nobody can know who sees only the sum."""
-        first = self.encode(owed)
+        """As `comm.error_feedback` wants it: what is too large for the type stays owed. What the sum itself rounds off nobody can know who sees only the sum."""
+        fitting = torch.where(owed.isinf(), owed, owed.clamp(-self._limit, self._limit))
+        first = self.encode(fitting)
         owed.sub_(first.tensors[0])
         return first
 

@@ -8,6 +8,7 @@ is gone.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,9 +20,14 @@ from autotune.runtime.comm.grants import Grant, Grants, Offer
 from autotune.runtime.comm.line import Line, Switchboard
 
 _OFFER, _GRANT, _FAILED, _GOODBYE, _END = "offer", "grant", "failed", "goodbye", "end"
+_LATE, _LEFT = "late", "left"
 """Messages: a list of one of these and what belongs to it."""
 _of_offer = attrgetter(*(field.name for field in fields(Offer)))
 _of_grant = attrgetter(*(field.name for field in fields(Grant)))
+
+_COLLECT_S = 1.0
+"""Ranks that wait for another say so at about the same time."""
+_LOG = logging.getLogger("autotune")
 
 Post = Callable[[Grant], None]
 Fail = Callable[[str], None]
@@ -39,6 +45,12 @@ class Desk(Protocol):
     def fail(self, error: str) -> None:
         """This rank cannot go on: tell the others."""
 
+    def late(self, step: int) -> None:
+        """This rank has waited for long for gradients of this step."""
+
+    def left(self) -> list[int]:
+        """Ranks that need nothing more."""
+
     def leave(self, error: str | None, timeout_s: float) -> None:
         """This rank needs nothing more, or has failed. Waits for the others so long; after that nothing is posted."""
 
@@ -53,6 +65,8 @@ class Coordinator:
         self._deciding = threading.Lock()
         self._failure: str | None = None
         self._left = False
+        self._left_ranks: list[int] = []
+        self._late: set[int] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="autotune-grants", daemon=True)
         self._thread.start()
@@ -70,10 +84,17 @@ class Coordinator:
     def fail(self, error: str) -> None:
         self._failed(f"rank 0: {error}")
 
+    def late(self, step: int) -> None:
+        self._is_late(0, step)
+
+    def left(self) -> list[int]:
+        return list(self._left_ranks)
+
     def leave(self, error: str | None, timeout_s: float) -> None:
         if error is not None:
             self.fail(error)
         with self._deciding:
+            self._tell([_LEFT, 0])
             self._left = True
             self._end_if_all_left()
         self._ended.wait(timeout_s)
@@ -102,9 +123,39 @@ class Coordinator:
                 self._grants.offer(self._ranks[line], Offer(*rest))
                 self._grant()
             return
+        if kind == _LATE:
+            self._is_late(self._ranks[line], rest[0])
+            return
+        if kind == _GOODBYE:
+            with self._deciding:
+                self._left_ranks.append(self._ranks[line])
+                self._tell([_LEFT, self._ranks[line]])
         self._gone(line)
         if kind == _FAILED:
             self._failed(f"rank {self._ranks[line]}: {rest[0]}")
+
+    def _is_late(self, rank: int, step: int) -> None:
+        """The first to say so starts a count of who else waits; the others are those that are waited for."""
+        with self._deciding:
+            self._late.add(rank)
+            if len(self._late) > 1:
+                return
+        timer = threading.Timer(_COLLECT_S, self._name_late, [step])
+        timer.daemon = True
+        timer.start()
+
+    def _name_late(self, step: int) -> None:
+        with self._deciding:
+            waiting, self._late = self._late, set()
+        missing = [rank for rank in range(len(self._ranks) + 1) if rank not in waiting]
+        names = ", ".join(map(str, missing)) or "none"
+        _LOG.warning(
+            "autotune: ranks %s have waited 10 s for the gradients of step %d; rank %s has not sent its own: is it slow, or has "
+            "it skipped a step?",
+            sorted(waiting),
+            step,
+            names,
+        )
 
     def _gone(self, line: Line) -> None:
         with self._deciding:
@@ -142,6 +193,7 @@ class Follower:
 
     def __init__(self, line: Line, post: Post, fail: Fail) -> None:
         self._line, self._post, self._fail = line, post, fail
+        self._left_ranks: list[int] = []
         self._thread = threading.Thread(target=self._listen, name="autotune-grants", daemon=True)
         self._thread.start()
 
@@ -154,6 +206,12 @@ class Follower:
     def fail(self, error: str) -> None:
         self._say([_FAILED, error])
 
+    def late(self, step: int) -> None:
+        self._say([_LATE, step])
+
+    def left(self) -> list[int]:
+        return list(self._left_ranks)
+
     def leave(self, error: str | None, timeout_s: float) -> None:
         self._say([_FAILED, error] if error is not None else [_GOODBYE])
         self._thread.join(timeout_s)
@@ -163,7 +221,10 @@ class Follower:
 
     def _listen(self) -> None:
         try:
-            while (message := self._line.receive())[0] == _GRANT:
+            while (message := self._line.receive())[0] in (_GRANT, _LEFT):
+                if message[0] == _LEFT:
+                    self._left_ranks.append(message[1])
+                    continue
                 for listed in message[1:]:
                     self._post(Grant(*listed))
             if message[0] == _FAILED:

@@ -1,19 +1,20 @@
-"""Steps that cross: the next one begins before the last one's gradients have arrived.
+"""Steps that overlap: the next one begins before the last one's gradients have arrived.
 
-A call of `optimizer.step()` only notes the options of that moment: each unit is updated when it has landed, and the next
-forward pass waits, module by module, for the units that it is about to read. The first step never crosses: it shows which
-module reads which parameter first, and whether somebody touches gradients between backward and `step()` (clipping, loss
-scaling), who needs all of them at once. Then, and for optimizers that do more than update each parameter on its own, every
-step ends as without crossing, and `barrier_reason` says why.
+A call of `optimizer.step()` only notes the options of that moment: each unit is updated when it has landed. Whatever then uses
+a parameter, the next forward pass above all, waits for that parameter's unit (`tracked`). Whatever uses a gradient, such as
+clipping, waits for the gradient; a `step()` before which gradients were used, or which needs all of them for another reason,
+waits for all and is the optimizer's own. So a script may do anything at any time, and only pays for what it uses.
+
+The first step never overlaps: it shows whether the model is compiled, and in which order gradients come. Optimizers that do
+more than update each parameter on its own never do. `barrier_reason` says why steps do not overlap, or did not once.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-import types
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,56 +23,45 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autotune.runtime.comm.exchange import Exchange, Setting
-from autotune.runtime.comm.first_reads import FirstReads, waiting_modules
+from autotune.runtime.comm.make_units import optimized, roots_of
+from autotune.runtime.comm.tracked import can_track, raw, track, untrack
 from autotune.runtime.comm.unit import Stage, Unit
-from autotune.runtime.comm.unit_optimizer import UnitOptimizers, reason_against
+from autotune.runtime.comm.unit_optimizer import UnitOptimizer, needs_all, reason_against
+from autotune.runtime.override import Override
 from autotune.runtime.reducer import Sent
 from workloads.plan import Plan
 
+READ = "gradients are read or changed between backward() and step(), for which all are needed"
+
 
 class Engine(Exchange):
-    """An exchange whose steps cross, if the plan says so and nothing speaks against it."""
+    """An exchange whose steps overlap, if the plan says so and nothing speaks against it."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, plan: Plan, group: dist.ProcessGroup, setting: Setting
+        self,
+        model: nn.Module,
+        optimizers: Optimizer | Sequence[Optimizer],
+        plan: Plan,
+        group: dist.ProcessGroup,
+        setting: Setting,
     ) -> None:
-        self.barrier_reason = "" if plan.comm.crosses_steps else "the plan says so"
-        """Why steps do not cross; empty while they do, or may."""
-        self._reads: FirstReads | None = None
-        self._parts: UnitOptimizers | None = None
-        self._replaced: dict[str, Any] = {}
+        self._may_cross = plan.comm.reducer == "scheduled" and plan.comm.crosses_steps
+        self.barrier_reason = "" if self._may_cross else "the plan says so"
+        """Why steps do not overlap, or one did not; empty while all do, or may."""
+        self.on_barrier: Callable[[str], None] = lambda _: None
+        """Called when `barrier_reason` is found while training."""
         self.stalled_s = 0.0
         self._stalls: list[tuple[float, float]] = []
-        against = None if self.barrier_reason else reason_against(optimizer, list(model.parameters()))
-        super().__init__(model, optimizer, plan, group, setting)
-        if against is not None:
-            self.barrier_reason = against
-        elif not self.barrier_reason:
-            self._reads = FirstReads(model)
-
-    def finish(self) -> None:
-        """No more gradients come in this step; unless steps cross, wait until all have landed."""
-        if self._crosses:
-            self._offer_all()
-            return
-        is_first_time = self._finished != self._pass
-        super().finish()
-        if self._reads is not None and is_first_time:
-            for unit in self.units:
-                unit.remember()
-
-    @property
-    def is_between_steps(self) -> bool:
-        """Whether `optimizer.step()` has used all gradients there are: none would be lost if this engine went away."""
-        if not self._crosses:
-            landed = self._finished == self._pass
-        else:
-            landed = any(unit.stage is not Stage.FILLING and unit.options is None for unit in self.units)
-        return not landed and not any(unit.is_filled for unit in self.units)
+        self._replaced: list[tuple[Any, str, Any]] = []
+        self._parts: list[UnitOptimizer] = []
+        self._is_compiled = self._is_first_over = False
+        super().__init__(model, optimizers, plan, group, setting)
+        for reason in filter(None, map(reason_against, self._optimizers if self._may_cross else ())):
+            self._may_cross, self.barrier_reason = False, reason
 
     def settle(self) -> None:
-        """Wait until every parameter is up to date. No forward pass waits here, so this is no part of `stalled_s`."""
-        self._wait([unit for unit in self.units if unit.options is not None], Stage.FILLING)
+        """Wait until nothing is on its way. No forward pass waits here, so this is no part of `stalled_s`."""
+        self._rest()
 
     def sent(self) -> Sent:
         """What has landed since the last call, while recording, and how long forward passes have waited."""
@@ -79,136 +69,245 @@ class Engine(Exchange):
         stalls, self._stalls = tuple(self._stalls), []
         return replace(super().sent(), stalls=stalls, stalled_s=stalled_s)
 
-    def detach(self, error: BaseException | None = None) -> None:
-        try:
-            if error is None and self._error is None:
-                self.settle()
-        finally:
-            if self._reads is not None:
-                self._reads.stop()
-            kept = {name: value for name, value in self._optimizer.__dict__.items() if name not in self._replaced}
-            self._optimizer.__dict__ = kept | {name: old for name, old in self._replaced.items() if old is not None}
-            super().detach(error)
+    # -- when steps begin to overlap, and when they end to ---------------------------------------------------------------
 
-    # -- the first step ------------------------------------------------------------------------------------------------
+    def _build(self, *, is_first: bool) -> None:
+        super()._build(is_first=is_first)
+        if self._is_first_over:
+            self._start_crossing()
 
-    def _before_step(self) -> None:
-        self.finish()
-        changed = [unit for unit in self.units if unit.is_changed()]  # all of them forget what they remembered
-        if changed:
-            self.barrier_reason = "gradients are changed between backward and step(), for which all are needed"
+    def _take_down(self, error: BaseException | None) -> None:
+        self._stop_crossing()
+        super()._take_down(error)
 
     def _after_step(self) -> None:
-        self._pass += 1
-        if self._reads is not None:
-            reads, self._reads = self._reads, None
-            reads.stop()
-            self._start_crossing(reads)
+        super()._after_step()
+        self._is_first_over = True
 
-    def _start_crossing(self, reads: FirstReads) -> None:
-        """From here on steps cross, unless something speaks against it."""
+    def _maintain(self) -> None:
+        super()._maintain()
+        if self._may_cross and self._is_first_over and not self._crosses:
+            self._start_crossing()
+
+    def _enter_model(self, module: nn.Module, inputs: Any) -> None:
+        if torch.compiler.is_compiling():
+            self._is_compiled = True
+        else:
+            super()._enter_model(module, inputs)
+
+    def _start_crossing(self) -> None:
+        """From here on steps overlap, unless something speaks against it."""
+        self._rest()
+        self._show()
         for handle in self._around_step:
             handle.remove()
-        parameters = [parameter for unit in self.units for parameter in unit.parameters]
-        self.barrier_reason = self.barrier_reason or reason_against(self._optimizer, parameters) or ""
-        if self.barrier_reason:
-            self._around_step = self._hook_step()
+        self._around_step = []
+        if reason := self._reason_against():
+            self._may_cross = False
+            self._say(reason)
+            self._around_step = self._hook_steps()
             return
-        for module, keys in waiting_modules(self.model, reads, parameters).items():
-            units = [unit for unit in self.units if any(id(p) in keys for p in unit.parameters)]
-            self._handles.append(module.register_forward_pre_hook(self._before_read(units), prepend=True))
-        for unit in self.units:
-            unit.start()
-            unit.hide()
-        self._parts = UnitOptimizers(self._optimizer, self.units)
-        self._handles += [
-            self.model.register_forward_pre_hook(self._enter_model, prepend=True),
-            self.model.register_state_dict_pre_hook(lambda *_: self.settle()),
-            self.model.register_load_state_dict_pre_hook(lambda *_: self.settle()),
-            self._optimizer.register_state_dict_pre_hook(lambda _: self.settle()),
-            self._optimizer.register_load_state_dict_pre_hook(lambda *_: self.settle()),
-        ]
-        self._override("step", Engine._step)
-        self._override("zero_grad", Engine._zero_grad)
+        everywhere = [_Arrivals(self, unit, place) for unit in self.units for place in range(len(unit.parameters))]
+        for arrivals in everywhere:
+            track(arrivals.parameter, arrivals)
+        self._mine = [self._make_mine(optimizer, everywhere) for optimizer in self._optimizers]
+        for optimizer, mine in zip(self._optimizers, self._mine, strict=True):
+            self._override(optimizer, "step", functools.partial(self._step, mine))
+            self._override(optimizer, "zero_grad", ZeroGrad(self, self.units, optimized(optimizer)))
+            self._parts.append(mine.part)
+            self._handles += [
+                optimizer.register_state_dict_pre_hook(lambda _: self.settle()),
+                optimizer.register_load_state_dict_pre_hook(lambda *_: self.settle()),
+            ]
+        for root in roots_of(self.model):
+            self._override(root, "zero_grad", ZeroGrad(self, self.units, list(root.parameters())))
         self._crosses = self._scheduler.lands_early = True
 
-    def _override(self, name: str, method: Callable[..., None]) -> None:
-        """Bound to the optimizer, with the attributes of what it replaces: schedulers look at both."""
-        engine, replaced = self, getattr(self._optimizer, name)
-        self._replaced[name] = self._optimizer.__dict__.get(name)
+    def _make_mine(self, optimizer: Optimizer, everywhere: Sequence[_Arrivals]) -> _Mine:
+        chosen = {id(p) for p in optimized(optimizer)}
+        known = [arrivals for arrivals in everywhere if id(arrivals.parameter) in chosen]
+        units = [unit for unit in self.units if any(arrivals.unit is unit for arrivals in known)]
+        inside = {id(arrivals.parameter) for arrivals in known}
+        return _Mine(
+            optimizer=optimizer,
+            units=units,
+            part=UnitOptimizer(optimizer, units),
+            tracked=known,
+            others=[p for p in optimized(optimizer) if id(p) not in inside],
+        )
 
-        @functools.wraps(replaced)
-        def call(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001 - bound to it
-            method(engine, *args, **kwargs)
+    def _stop_crossing(self) -> None:
+        for unit in self.units:
+            for parameter in unit.parameters:
+                untrack(parameter)
+        for place, name, replaced in reversed(self._replaced):
+            if replaced is None:
+                del place.__dict__[name]
+            else:
+                place.__dict__[name] = replaced
+        self._replaced.clear()
+        self._parts.clear()
+        self._crosses = False
 
-        setattr(self._optimizer, name, types.MethodType(call, self._optimizer))
+    def _reason_against(self) -> str:
+        for optimizer in self._optimizers:
+            if reason := reason_against(optimizer) or needs_all(optimizer):
+                return reason
+        if any(isinstance(module, torch.jit.ScriptModule) for module in self.model.modules()):
+            return "the model has TorchScript modules, whose reads of parameters are not seen"
+        if self._is_compiled:
+            return "the model is compiled, and would be compiled in pieces"
+        if not can_track(one.parameter for one in self._trained):
+            return "the model has parameters of a class of its own"
+        return ""
 
-    # -- forward -------------------------------------------------------------------------------------------------------
+    def _override(self, place: Any, name: str, call: Callable[..., Any]) -> None:
+        """Bound to the object, with the attributes of what it replaces: lr schedulers look at both."""
+        replaced = getattr(place, name)
+        self._replaced.append((place, name, place.__dict__.get(name)))
+        place.__dict__[name] = Override(place, name, functools.partial(call, replaced))
 
-    def _before_read(self, units: Sequence[Unit]) -> Callable[[nn.Module, Any], None]:
-        def hook(_module: nn.Module, _inputs: Any) -> None:
-            for unit in units:
-                if unit.options is not None:
-                    self._stall([unit], Stage.FILLING)
-                if unit.hidden:
-                    unit.point()
+    def _say(self, reason: str) -> None:
+        if not self.barrier_reason:
+            self.barrier_reason = reason
+            self.on_barrier(reason)
 
-        return hook
+    # -- what a script does while steps overlap --------------------------------------------------------------------------
 
-    def _enter_model(self, _module: nn.Module, _inputs: Any) -> None:
-        """Where steps cross: a pass without a step after the last adds to the gradients of that one. Every rank waits for
-        them here, for all of them, whichever parts of the model it will run.
-        """
-        again = [unit for unit in self.units if unit.stage is not Stage.FILLING and unit.options is None]
-        if again and torch.is_grad_enabled():
-            self.finish()
-            self._stall(self.units, Stage.LANDED)
-            for unit in self.units:
-                unit.reopen()
-
-    def _stall(self, units: Sequence[Unit], stage: Stage) -> None:
-        """Wait, and keep account of it: the device has nothing to do meanwhile."""
-        if not units:
-            return
-        seconds = self._wait(units, stage)
+    def stall(self, unit: Unit) -> None:
+        """Wait for a unit, and keep account of it: the device has nothing to do meanwhile."""
+        seconds = self._wait([unit])
         self.stalled_s += seconds
         self._setting.on_stall(seconds)
         if self._scheduler.recording:
             ended_s = time.perf_counter()
             self._stalls.append((ended_s - seconds, ended_s))
 
-    # -- in place of the optimizer's -----------------------------------------------------------------------------------
+    def read(self, unit: Unit) -> None:
+        """The script uses a gradient that may be on its way."""
+        if unit.stage is not Stage.FILLING and not unit.is_shown:
+            if not unit.is_applied:
+                self._say(READ)
+            self.stall(unit)
+            with raw():
+                unit.show()
 
-    def _step(self, closure: Any = None) -> None:
+    def _step(self, mine: _Mine, replaced: Callable[..., Any], closure: Any = None) -> Any:
         """What has landed is applied now, the rest as it lands."""
+        self._before_step()
+        self._num_steps += 1
         if closure is not None:
-            raise ValueError("step(closure) needs all gradients at once: set crosses_steps to false")
-        assert self._parts is not None
-        self.finish()
-        if any(unit.touched() for unit in self.units):
-            raise RuntimeError(
-                "gradients were changed between backward and step(), in the first step they were not: "
-                "set crosses_steps to false"
-            )
-        self._optimizer._opt_called = True  # type: ignore[attr-defined] # lr schedulers look at it
-        options = self._parts.options()
-        for unit in reversed(self.units):
-            unit.hide()
+            return replaced(closure)  # its backward passes and its reads of gradients are as any others
+        if self._must_wait(mine):
+            return self._step_at_once(mine, replaced)
+        mine.optimizer._opt_called = True  # type: ignore[attr-defined] # lr schedulers look at it
+        options = mine.part.options()
+        mine.part.refresh(mine.units)
+        for unit in reversed(mine.units):
+            unit.is_applied = True
             with self._changing:
                 landed = unit.stage is Stage.LANDED
                 unit.options = options
             if landed:
                 self._update(unit, options)
-        self._pass += 1
+        return None
 
-    def _zero_grad(self, set_to_none: bool = True) -> None:  # noqa: ARG002 - torch's signature
-        """What is on its way is not touched, what is not is forgotten."""
-        for unit in self.units:
-            if unit.options is None:
-                unit.forget()
+    def _must_wait(self, mine: _Mine) -> bool:
+        """Whether gradients were used, by the script or by a step before, or the step needs all of them."""
+        if reason := needs_all(mine.optimizer):
+            self._say(reason)
+        with raw():
+            has_others = any(p.grad is not None for p in mine.others)
+        is_used = any(unit.is_shown or unit.is_applied for unit in mine.units)
+        return bool(reason) or has_others or not mine.units or is_used
+
+    def _step_at_once(self, mine: _Mine, replaced: Callable[..., Any]) -> Any:
+        """The optimizer's own step, on plain parameters, so that it chooses its fast implementations."""
+        self._wait(mine.units)
+        with raw():
+            for unit in mine.units:
+                unit.show()
+                unit.is_applied = True
+        for arrivals in mine.tracked:
+            untrack(arrivals.parameter)
+        try:
+            return replaced()
+        finally:
+            for arrivals in mine.tracked:
+                track(arrivals.parameter, arrivals)
 
     def _update(self, unit: Unit, options: list[dict[str, Any]]) -> None:
-        assert self._parts is not None
-        self._parts.update(unit, options)
+        assert unit.owner is not None
+        self._parts[unit.owner].update(unit, options)
         with self._changing:
-            unit.start()
+            unit.options = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Mine:
+    """What one optimizer updates."""
+
+    optimizer: Optimizer
+    units: list[Unit]
+    part: UnitOptimizer
+    tracked: list[_Arrivals]
+    others: list[nn.Parameter]
+    """Parameters of it that are not exchanged: frozen ones."""
+
+
+class _Arrivals:
+    """What is on its way to one parameter: see `tracked.Tracker`."""
+
+    def __init__(self, engine: Engine, unit: Unit, place: int) -> None:
+        self._engine, self.unit, self._place = engine, unit, place
+        self.parameter = unit.parameters[place]
+
+    def await_value(self) -> None:
+        if self.unit.options is not None:
+            self._engine.stall(self.unit)
+
+    def await_gradient(self) -> None:
+        self._engine.read(self.unit)
+
+    def drop_gradient(self) -> None:
+        if not self.unit.is_applied:
+            self._engine.read(self.unit)
+        with raw():
+            self.unit.drop([self._place])
+
+
+class ZeroGrad:
+    """`zero_grad` of an optimizer or a model: what is on its way is not waited for."""
+
+    def __init__(self, engine: Engine, units: Sequence[Unit], parameters: Sequence[nn.Parameter]) -> None:
+        chosen = {id(p) for p in parameters}
+        self._engine = engine
+        self._places = [(unit, [k for k, p in enumerate(unit.parameters) if id(p) in chosen]) for unit in units]
+        known = {id(p) for unit in units for p in unit.parameters}
+        self._others = [p for p in parameters if id(p) not in known]
+
+    def __call__(self, _replaced: Any, set_to_none: bool = True) -> None:
+        for unit, places in self._places:
+            if len(places) == len(unit.parameters):
+                with raw():
+                    unit.zero(set_to_none=set_to_none)
+            elif places:
+                self._zero_some(unit, places, set_to_none=set_to_none)
+        _zero(self._others, set_to_none=set_to_none)
+
+    def _zero_some(self, unit: Unit, places: Sequence[int], *, set_to_none: bool) -> None:
+        if not set_to_none:
+            self._engine.read(unit)
+        with raw():
+            if set_to_none:
+                unit.drop(places)
+            else:
+                _zero([unit.parameters[place] for place in places], set_to_none=False)
+
+
+def _zero(parameters: Sequence[nn.Parameter], *, set_to_none: bool) -> None:
+    for parameter in parameters:
+        if set_to_none:
+            parameter.grad = None
+        elif parameter.grad is not None:
+            parameter.grad.detach_().zero_()

@@ -52,6 +52,10 @@ class ErrorFeedback:
         self._owed = torch.empty(0)
         self._has_begun = False
 
+    def owed_like(self, flat: Tensor) -> Tensor:
+        """What this rank owes."""
+        return self._owed if self._has_begun else torch.zeros_like(flat)
+
     def encode(self, flat: Tensor) -> Round:
         if self._has_begun:
             self._owed.add_(flat)

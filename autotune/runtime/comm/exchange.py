@@ -1,11 +1,15 @@
-"""Gradients of a model exchanged by a schedule, and a step that ends when all have arrived.
+"""Gradients of a model exchanged by a schedule, and backward passes that end when all have arrived.
 
-Hooks on the parameters tell when a gradient is there; a unit whose last gradient is there is offered to the scheduler. A
-backward pass returns when every unit has landed, so whoever clips, scales or looks at gradients finds those of all ranks.
-Gradients are there to be added to, as everywhere in torch: a unit that landed and was not zeroed is sent once more with what
-was added, each rank's share of it, and the shares make up the whole.
+A hook before a parameter's gradient is accumulated weighs it by this rank's share of the batch; a hook after it notes that it
+is there, and a unit whose last gradient is there is offered to the scheduler. A backward pass returns when every unit has
+landed, so clipping, loss scaling and logging find the gradients of all ranks. Gradients are there to be added to, as
+everywhere in torch: a unit that landed and was not zeroed is sent once more with what was added, each rank's share of it.
 
-Where nothing is left to decide (first come, first served, no limit on what is under way, plain sums) ranks do not ask for
+Parameters may be frozen, unfrozen or given to an optimizer later: before each forward pass the set is compared with that of
+the last, and where it has changed, on all ranks alike, units and hooks are made anew (`rebuild`). The same happens once, after
+the first backward pass, where it has brought gradients in another order than parameters were registered in.
+
+Where nothing is left to decide (first come, first served, no limit on what is in flight, plain sums) ranks do not ask for
 grants: see `grants.InTurn`. Which parameters no rank has used then travels with the gradients.
 """
 
@@ -25,34 +29,60 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autotune.runtime.comm.codec import SUM, Identity, Round
-from autotune.runtime.comm.factors import Factors, factored_layers
-from autotune.runtime.comm.factory import UnitShape, make_codec
-from autotune.runtime.comm.grants import Grants, InTurn
+from autotune.runtime.comm.factors import Factors
+from autotune.runtime.comm.grants import Grants, InTurn, out_of_step
+from autotune.runtime.comm.make_units import (
+    in_order,
+    make_factors,
+    make_units,
+    optimized,
+    roots_of,
+    signature,
+    trained_parameters,
+)
+from autotune.runtime.comm.owed import collect, hand_over
 from autotune.runtime.comm.scheduler import Flight, Scheduler
-from autotune.runtime.comm.unit import Stage, Unit
+from autotune.runtime.comm.sparse_rows import SparseUnit
+from autotune.runtime.comm.tracked import accumulator_of, raw
+from autotune.runtime.comm.unit import CHECKS, Stage, Unit, odd_rank
+from autotune.runtime.override import Hook
 from autotune.runtime.reducer import Sent, sent_over
 from autotune.runtime.traced_group import Delivery, TracedGroup
 from profilers.ranges import Ranges
-from workloads.buckets import num_partitions, unit_indices
-from workloads.capture import owner_kind
+from workloads.buckets import num_partitions
 from workloads.errors import SpecError, TrialTimeoutError
 from workloads.plan import CommPlan, Plan
 
+POSITIONS = 16
+"""Positions in the script are told apart modulo this, so that float32 holds their sums over a thousand ranks exactly."""
+_SLICE_S = 2.0
+"""How often a rank that waits looks whether another has left."""
+_LEFT_S = 4.0
+"""How long gradients that a rank sent before it left may take to arrive."""
+_LATE_S = 10.0
+"""After this long a rank that waits says so."""
+
+
+NO_BATCH = (
+    "no batch has come from job.batches(), so what this rank's gradients count is not known: iterate over "
+    "job.batches(dataset), or call job.count(samples) before each batch of a loader of your own"
+)
+
 
 def _nothing(_amount: float) -> None:
-    """Nobody wants to know."""
+    """The default of callbacks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
     """How an engine is put to use."""
 
-    weight: float = 1.0
-    """What this rank's gradient counts: b_i/B, unless its loss is weighted already."""
+    weight: float | None = 1.0
+    """What this rank's gradient counts: b_i/B, unless its loss is weighted already; None: not known yet."""
     on_stall: Callable[[float], None] = _nothing
-    """Told whenever a forward pass has waited for parameters, and how long."""
+    """Called whenever a forward pass has waited for parameters, with the seconds."""
     on_rebuild: Callable[[float], None] = _nothing
-    """Told the floating-point operations that a gradient made of factors took beyond those of an ordinary backward pass."""
+    """Called with the floating-point operations that a gradient made of factors took beyond those of an ordinary backward pass."""
     timeout_s: float = 600.0
     """The longest wait for other ranks."""
     ranges: Ranges = field(default_factory=Ranges)
@@ -62,8 +92,6 @@ class Setting:
 class Exchange:
     """Exchanges the gradients of `model`, whose values are the same on all ranks, over `group` from the moment it is made, by
     all ranks together.
-
-    Between its steps the model's gradients belong to it.
     """
 
     loss_scale = 1.0
@@ -71,54 +99,72 @@ class Exchange:
     stalled_s = 0.0
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, plan: Plan, group: dist.ProcessGroup, setting: Setting
+        self,
+        model: nn.Module,
+        optimizers: Optimizer | Sequence[Optimizer],
+        plan: Plan,
+        group: dist.ProcessGroup,
+        setting: Setting,
     ) -> None:
-        self.model, self._optimizer, self._setting, self._group = model, optimizer, setting, group
+        self.model, self._plan, self._setting, self._group = model, plan, setting, group
+        self._optimizers = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
         if isinstance(group, TracedGroup):
-            group.recording = False  # the scheduler notes what flies; to ask the group would wait for all of it
+            group.recording = False  # the scheduler notes what is in flight; to ask the group would wait for all of it
         self.weight = setting.weight
-        """What this rank's gradient counts, in the steps that follow."""
-        self.units = _make_units(model, plan, group, self._make_factors)
-        self.buffer_bytes = sum(unit.codec.buffer_bytes(unit.flat) for unit in self.units)
+        """What this rank's gradient counts, in the backward passes that follow."""
+        self.batch_number = self._num_steps = self.num_loads = 0
+        """Batches, steps and checkpoints so far: all ranks that send gradients must agree on them."""
         self._changing = threading.Lock()
         """For what more than one thread reads and changes of a unit: its stage and its options."""
         self._error: Exception | None = None
         self._syncs = True
-        self._in_backward = False
+        self._task = -1
+        """Autograd's number of the backward pass that is running."""
         self._pass = 1
-        """Counts backward passes, and steps: a unit is offered once in each."""
+        """Counts backward passes: a unit is offered once in each."""
         self._finished = 0
-        """The last of them that was waited for."""
+        """The last of them whose units have all been offered."""
+        self._is_unsynced = False
+        """Whether passes have accumulated gradients that were not sent."""
         self._crosses = False
         """Whether a step ends before its gradients have arrived: `Engine` may turn it on."""
-        self._handles: list[Any] = self._hook_gradients()
-        self._around_step = self._hook_step()
-        self._asks_nobody = _needs_no_grants(plan.comm, self.units)
-        """Whether ranks post what they have in one order, without grants."""
-        in_turn = InTurn(_nums_parts(plan.comm, self.units)) if self._asks_nobody else None
-        make_grants = partial(_grants, plan.comm, len(self.units), group.size())
-        self._scheduler = Scheduler(group, make_grants, self, in_turn)
+        self._arrivals: dict[int, None] | None = {}
+        """Places of gradients in the order of the first backward pass; None once that has been used."""
+        self._have_arrived = False
+        self._order: list[int] = []
+        self._is_recording = False
+        self._uncounted: set[tuple[int, int]] = set()
+        """Gradients of a pass that counts nothing, for parameters that have none."""
+        self._build(is_first=True)
+
+    # -- what training calls -------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Forget the gradients there are, where none is under way."""
+        """Forget the gradients there are; every rank begins a step so, or none."""
+        self._maintain()
         self._pass += 1
-        if not self._crosses:
+        with raw():
             for unit in self.units:
-                unit.start()
-                unit.point()
+                unit.zero(set_to_none=True)
 
     def finish(self) -> None:
-        """No more gradients come in this step; wait until all have landed."""
-        self._offer_all()
+        """No more gradients come in this pass; wait until all have landed."""
         if self._finished != self._pass:
-            self._finished = self._pass
-            self._wait(self.units, Stage.LANDED)
-            for unit in self.units:
-                unit.hide_unused()
+            self._finish_pass()
 
     @property
     def waits_in_backward(self) -> bool:
         return not self._crosses
+
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether no gradients have been accumulated that were not sent: none would be lost if this engine went away."""
+        return not self._is_unsynced
+
+    @property
+    def _position(self) -> int:
+        """Of this rank in the script. A rank that skips a batch, a step or both is at another than the rest."""
+        return (2 * self.batch_number + self._num_steps + 5 * self.num_loads) % POSITIONS
 
     def settle(self) -> None:
         """Parameters are up to date when a step ends."""
@@ -126,15 +172,15 @@ class Exchange:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside only accumulate; the first one after it exchanges what all of them left."""
-        self._syncs = False
+        before, self._syncs = self._syncs, False
         try:
             yield
         finally:
-            self._syncs = True
+            self._syncs = before
 
     def record(self, *, on: bool) -> None:
-        """Note what flies from here on."""
-        self._scheduler.recording = on
+        """Note what is in flight from here on."""
+        self._is_recording = self._scheduler.recording = on
 
     def sent(self) -> Sent:
         """What has landed since the last call, while recording."""
@@ -142,24 +188,116 @@ class Exchange:
         return Sent(deliveries=deliveries, late_s=sent_over(self._group).late_s)
 
     def detach(self, error: BaseException | None = None) -> None:
-        """Let go of model, optimizer and group. With an error, the other ranks' exchanges end with it."""
+        """Let go of model, optimizers and group. With an error, the other ranks' exchanges end with it."""
+        try:
+            if error is None and self._error is None:
+                self._rest()
+                self._show()
+        finally:
+            self._take_down(error)
+            del self._group
+
+    def owed(self) -> dict[str, Tensor]:
+        """What lossy codecs have left out so far, over all ranks, by parameter; called by all ranks together."""
+        self._rest()
+        return collect(self._flat_units(), self._names(), self._group)
+
+    def owe(self, owed: dict[str, Tensor]) -> None:
+        """Add this to the gradients that follow; called by all ranks together."""
+        hand_over(self._flat_units(), self._names(), owed, self._group.rank())
+
+    def _flat_units(self) -> list[Unit]:
+        return [unit for unit in self.units if not isinstance(unit, SparseUnit)]
+
+    # -- making and changing -------------------------------------------------------------------------------------------
+
+    def rebuild(self) -> None:
+        """Units and hooks for what trains now; called by all ranks together. No gradient is lost."""
+        self._rest()
+        owed = self.owed()
+        with raw():
+            was_filling = any(unit.holds for unit in self.units)
+            for unit in self.units:
+                if isinstance(unit.codec, Factors) and unit.codec.has_rows:
+                    unit.codec.fold(unit)
+                if unit.holds and unit.scale not in (None, 1.0):
+                    unit.flat.mul_(unit.scale)
+        self._take_down(None)
+        self._build(is_first=False)
+        self.owe(owed)
+        if was_filling:
+            with raw():
+                for unit in self.units:
+                    unit.open(self._group.size())
+                    unit.scale = 1.0
+        self._scheduler.recording = self._is_recording
+
+    def _build(self, *, is_first: bool) -> None:
+        self._trained = trained_parameters(self.model, self._optimizers)
+        self._known = [*self.model.parameters(), *(p for optimizer in self._optimizers for p in optimized(optimizer))]
+        self._signature = self._signature_now()
+        factors = make_factors(self.model, self._plan, self._make_factors, is_first=is_first)
+        self._ordered = in_order(self._trained, self._order)
+        self.units = make_units(self._ordered, self._plan, self._group, factors)
+        self.buffer_bytes = sum(unit.codec.buffer_bytes(unit.flat) for unit in self.units)
+        self._asks_nobody = _needs_no_grants(self._plan.comm, self.units)
+        """Whether ranks post what they have in one order, without grants."""
+        self._checks_steps = self._asks_nobody and all(
+            unit.flat.dtype in (torch.float32, torch.float64) for unit in self.units
+        )
+        in_turn = InTurn(_nums_parts(self._plan.comm, self.units)) if self._asks_nobody else None
+        make_grants = partial(_grants, self._plan.comm, len(self.units), self._group.size())
+        self._scheduler = Scheduler(self._group, make_grants, self, in_turn)
+        self._handles: list[Any] = [*self._hook_gradients(), *self._hook_models()]
+        self._around_step = self._hook_steps()
+
+    def _take_down(self, error: BaseException | None) -> None:
         for handle in (*self._handles, *self._around_step):
             handle.remove()
+        self._accumulators.clear()
         for unit in self.units:
             if isinstance(unit.codec, Factors):
                 unit.codec.detach()
         self._scheduler.close(error)
-        del self._group
+
+    def _signature_now(self) -> tuple[object, ...]:
+        with raw():
+            return signature(self._known, self._optimizers)
+
+    def _maintain(self) -> None:
+        """Before the gradients of a pass: is everything still exchanged that trains, and in the order in which it comes?"""
+        if self._signature_now() != self._signature:
+            self._order, self._arrivals, self._have_arrived = [], {}, False
+            self.rebuild()
+        elif self._arrivals is not None and self._have_arrived:
+            self._learn_order()
+
+    def _learn_order(self) -> None:
+        """Rank 0's order of the first backward pass holds for all."""
+        self._rest()
+        arrivals, self._arrivals = list(self._arrivals or {}), None
+        order = torch.full((len(self._trained),), -1, dtype=torch.int64, device=self.units[0].flat.device)
+        order[: len(arrivals)] = torch.tensor(arrivals, dtype=torch.int64)
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        self._group.broadcast([order], options).wait()
+        self._order = [place for place in order.tolist() if place >= 0]
+        if [one.name for one in in_order(self._trained, self._order)] != [one.name for one in self._ordered]:
+            self.rebuild()
+
+    def _names(self) -> dict[int, str]:
+        return {id(one.parameter): one.name for one in self._trained}
 
     # -- what the scheduler calls, from any thread ---------------------------------------------------------------------
 
     def landed(self, index: int, received: Sequence[Tensor], unused: Sequence[int]) -> None:
         unit = self.units[index]
         if self._asks_nobody:
+            self._check_step(unit)
             unused = unit.unmarked()
         elif (more := unit.codec.decode(received, unit.flat)) is not None:
             unit.round += 1
-            self._scheduler.offer(index, unit.round, more, unused)
+            self._scheduler.offer(index, unit.round, more, unused, position=unit.position)
             return
         with self._changing:
             unit.land(unused)
@@ -171,158 +309,242 @@ class Exchange:
         self._error = self._error or error
 
     def _update(self, unit: Unit, options: list[dict[str, Any]]) -> None:
-        """Somebody has asked for this unit's update, with these options, before it had landed."""
+        """An update of this unit was asked for, with these options, before it had landed."""
         raise NotImplementedError
+
+    def _check_step(self, unit: Unit) -> None:
+        if not self._checks_steps:
+            return
+        rank, size = self._group.rank(), self._group.size()
+        if (odd := odd_rank(unit.more[-CHECKS:], size, rank, unit.position)) is not None:
+            raise SpecError(out_of_step(odd))
 
     # -- gradients -----------------------------------------------------------------------------------------------------
 
     def _hook_gradients(self) -> list[Any]:
-        return [
-            parameter.register_post_accumulate_grad_hook(self._accumulated(unit, place))
-            for unit in self.units
-            for place, parameter in enumerate(unit.parameters)
-        ]
+        """On autograd's own nodes: `torch.autograd.grad` accumulates nothing and is left alone."""
+        places = {id(one.parameter): place for place, one in enumerate(self._trained)}
+        self._accumulators: list[Any] = []
+        handles = []
+        with raw():
+            for unit in self.units:
+                for place, parameter in enumerate(unit.parameters):
+                    node = accumulator_of(parameter)
+                    self._accumulators.append(node)
+                    handles.append(node.register_prehook(self._before_accumulation(unit, place)))
+                    after = self._after_accumulation(unit, place, places[id(parameter)])
+                    handles.append(parameter.register_post_accumulate_grad_hook(after))
+        return handles
 
-    def _accumulated(self, unit: Unit, place: int) -> Callable[[Tensor], None]:
-        sends_factors = isinstance(unit.codec, Factors)
+    def _hook_models(self) -> list[Any]:
+        hook = Hook(self._enter_model)
+        return [root.register_forward_pre_hook(hook, prepend=True) for root in roots_of(self.model)]
 
-        def hook(_parameter: Tensor) -> None:
-            if not self._in_backward:
-                self._in_backward = True
-                torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
-                self._pass += 1
-            if unit.stage is Stage.LANDED and unit.offered_in != self._pass and not self._crosses:
-                unit.reopen()
-            if unit.stage is not Stage.FILLING:
-                raise RuntimeError(self._too_late(unit, place))
-            if sends_factors and not unit.has_traveled and unit.is_written(place):
+    def _enter_model(self, _module: nn.Module, _inputs: Any) -> None:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self._maintain()
+
+    def _before_accumulation(self, unit: Unit, place: int) -> Callable[[tuple[Tensor | None, ...]], Any]:
+        sends_factors, is_sparse = isinstance(unit.codec, Factors), isinstance(unit, SparseUnit)
+
+        def hook(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor, ...] | None:
+            if (task := torch._C._current_graph_task_id()) != self._task:
+                self._begin_pass(task)
+            if unit.entered_in != self._pass:
+                self._enter(unit)
+            gradient = gradients[0]
+            if gradient is None:
+                return None
+            if unit.stage is not Stage.FILLING or sends_factors or gradient.requires_grad:
+                raise SpecError(self._unfit(unit, place, gradient))
+            if gradient.layout != torch.strided and not is_sparse:
                 raise SpecError(
-                    f"{self._name_of(unit, place)} has a gradient beside that of its Linear layer, so its factors do not "
-                    "make it up: take the layer out of the plan's factors"
+                    f"{self._name_of(unit, place)} has a sparse gradient but its module does not say sparse=True: use an "
+                    "nn.Embedding or nn.EmbeddingBag with sparse=True for it"
                 )
-            if unit.accumulated(place, last=self._syncs):
-                self._offer(unit)
+            weight = self.weight
+            assert weight is not None
+            if weight == 0.0 and unit.parameters[place].grad is None:
+                self._uncounted.add((unit.index, place))
+            weighed = unit.weigh(gradient, weight)
+            return None if weighed is None else (weighed,)
 
         return hook
 
-    def _too_late(self, unit: Unit, place: int) -> str:
-        name = self._name_of(unit, place)
-        if unit.options is not None:
-            return (
-                f"{name} was used before its new value had arrived, outside the module that read it in the first "
-                "step: set crosses_steps to false"
-            )
-        return (
-            f"{name} received a gradient after its gradients had been sent: run all backward passes of one step but the "
-            "last inside no_sync()"
-        )
+    def _after_accumulation(self, unit: Unit, place: int, among_all: int) -> Callable[[Tensor], None]:
+        def hook(_parameter: Tensor) -> None:
+            with raw(), torch.no_grad():
+                if (unit.index, place) in self._uncounted:
+                    self._uncounted.discard((unit.index, place))
+                    unit.parameters[place].grad = None
+                unit.take(place)
+                if self._arrivals is not None and not self._have_arrived:
+                    self._arrivals[among_all] = None
+                if unit.is_complete(place) and self._syncs:
+                    self._offer(unit)
 
-    def _name_of(self, unit: Unit, place: int) -> str:
-        names = {id(p): name for name, p in self.model.named_parameters()}
-        return names.get(id(unit.parameters[place]), "a parameter")
+        return hook
 
-    def _offer_all(self) -> None:
-        """What has not been offered in this pass, also what no gradient came for: other ranks may have one."""
-        for unit in self.units:
-            if unit.offered_in != self._pass:
-                if unit.options is not None:
-                    self._wait([unit], Stage.FILLING)
-                elif unit.stage is not Stage.FILLING:
-                    self._wait([unit], Stage.LANDED)
-                    unit.reopen()
-                self._offer(unit)
+    def _begin_pass(self, task: int) -> None:
+        if self.weight is None:
+            raise SpecError(NO_BATCH)
+        if self._error is not None:
+            raise self._error
+        if self._task >= 0 and self._syncs:
+            self._finish_pass()  # it has failed, or this one runs inside it: every pass sends every unit
+        self._task = task
+        self._pass += 1
+        self._uncounted.clear()
+        torch.autograd.Variable._execution_engine.queue_callback(partial(self._end_pass, task))
+
+    def _end_pass(self, task: int) -> None:
+        if self._task != task:
+            return  # it has been counted as several
+        self._task = -1
+        with raw():
+            if self._syncs:
+                self._finish_pass()
+                return
+            self._is_unsynced = True
+            for unit in self.units:
+                if isinstance(unit.codec, Factors) and unit.entered_in == self._pass:
+                    with torch.no_grad():
+                        unit.codec.show(unit)
+
+    def _enter(self, unit: Unit) -> None:
+        """The first gradient of a pass comes, or the pass ends without one."""
+        if not unit.is_at_rest:
+            self._wait([unit])
+        with raw():
+            if unit.stage is Stage.LANDED:
+                unit.open(self._group.size())
+            unit.enter(self._pass)
+
+    def _finish_pass(self) -> None:
+        """Send what this pass has not sent, also where no gradient came: other ranks may have one."""
+        with raw(), torch.no_grad():
+            for unit in self.units:
+                if unit.offered_in != self._pass:
+                    if unit.entered_in != self._pass:
+                        self._enter(unit)
+                    self._offer(unit)
+        self._finished, self._is_unsynced, self._have_arrived = self._pass, False, True
+        if not self._crosses:
+            self._rest()
+            self._show()
 
     def _offer(self, unit: Unit) -> None:
         missing = unit.close()
-        if self.weight != 1.0 and not isinstance(unit.codec, Factors):
-            unit.flat.mul_(self.weight)
+        unit.position = self._position
         unit.stage, unit.offered_in = Stage.OFFERED, self._pass
-        self._scheduler.offer(unit.index, 0, self._first_round(unit, missing), missing)
+        self._scheduler.offer(unit.index, 0, self._first_round(unit, missing), missing, position=unit.position)
 
     def _first_round(self, unit: Unit, missing: Sequence[int]) -> Round:
         if self._asks_nobody:
-            return Round(kind=SUM, tensors=(unit.marked(missing),))
+            return Round(kind=SUM, tensors=(unit.marked(missing, self._group.rank(), unit.position),))
         return unit.codec.encode(unit.flat)
 
     def _make_factors(self, module: nn.Linear) -> Factors:
-        return Factors(module, weight=lambda: self.weight, on_rebuild=self._setting.on_rebuild)
+        return Factors(module, weight=lambda: self.weight or 0.0, on_rebuild=self._setting.on_rebuild)
 
-    def _end_backward(self) -> None:
-        self._in_backward = False
-        if self._syncs and not self._crosses:
-            self.finish()
+    def _unfit(self, unit: Unit, place: int, gradient: Tensor) -> str:
+        name = self._name_of(unit, place)
+        if gradient.requires_grad:
+            return (
+                f"the gradient of {name} has a graph of its own (backward(create_graph=True)), which an exchange would cut: "
+                "use torch.autograd.grad(..., create_graph=True), whose result is this rank's own"
+            )
+        if unit.stage is Stage.FILLING:
+            return (
+                f"{name} has a gradient beside that of its Linear layer, so its factors do not make it up: take the layer "
+                "out of the plan's factors"
+            )
+        return f"{name} received a gradient twice in one backward pass, after the first had been sent"
 
-    def _wait(self, units: Sequence[Unit], stage: Stage) -> float:
-        """Until all of them are there; how long that took."""
-        begun_s = time.perf_counter()
+    def _name_of(self, unit: Unit, place: int) -> str:
+        return self._names().get(id(unit.parameters[place]), "a parameter")
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    def _rest(self) -> None:
+        """Until nothing is on its way."""
+        self._wait(self.units)
+
+    def _show(self) -> None:
+        with raw():
+            for unit in self.units:
+                unit.show()
+
+    def _wait(self, units: Sequence[Unit]) -> float:
+        """Until nothing of these is on its way; how long that took."""
+        begun_s, has_told = time.perf_counter(), False
+        while not self._arrived(units, self._setting.timeout_s if self._group.size() == 1 else _SLICE_S):
+            waited_s = time.perf_counter() - begun_s
+            if waited_s > _LEFT_S and (left := self._scheduler.left()):
+                raise SpecError(
+                    f"rank {left[0]} has ended its training while this rank waits for its gradients of step "
+                    f"{self._num_steps}: every rank must run the same number of backward passes"
+                )
+            if waited_s > _LATE_S and not has_told:
+                has_told = True
+                self._scheduler.tell_late(self._num_steps)
+            if waited_s > self._setting.timeout_s:
+                raise TrialTimeoutError(f"gradients did not arrive within {self._setting.timeout_s:g} s")
+        return time.perf_counter() - begun_s
+
+    def _arrived(self, units: Sequence[Unit], timeout_s: float) -> bool:
+        limit_s = min(timeout_s, self._setting.timeout_s)
         arrived = self._scheduler.wait_until(
-            lambda: self._error is not None or all(unit.stage is stage for unit in units), self._setting.timeout_s
+            lambda: self._error is not None or all(unit.is_at_rest for unit in units), limit_s
         )
         if self._error is not None:
             raise self._error
-        if not arrived:
-            raise TrialTimeoutError(f"gradients did not arrive within {self._setting.timeout_s:g} s")
-        return time.perf_counter() - begun_s
+        return arrived
 
-    # -- around the optimizer's step -----------------------------------------------------------------------------------
+    # -- around the optimizers' steps -----------------------------------------------------------------------------------
 
-    def _hook_step(self) -> list[Any]:
+    def _hook_steps(self) -> list[Any]:
         return [
-            self._optimizer.register_step_pre_hook(lambda *_: self._before_step()),
-            self._optimizer.register_step_post_hook(lambda *_: self._after_step()),
+            handle
+            for optimizer in self._optimizers
+            for handle in (
+                optimizer.register_step_pre_hook(lambda *_: self._before_step()),
+                optimizer.register_step_post_hook(lambda *_: self._after_step()),
+            )
         ]
 
     def _before_step(self) -> None:
-        self.finish()
+        """Gradients that were accumulated inside no_sync() only are exchanged now, if they have not been."""
+        if self._is_unsynced:
+            self._finish_pass()
 
     def _after_step(self) -> None:
-        self._pass += 1
+        self._num_steps += 1
 
 
 def _grants(comm: CommPlan, num_units: int, num_ranks: int) -> Grants:
-    """Units are numbered from the model's last parameters to its first: the higher the number, the more urgent."""
+    """Units are numbered as gradients come: the higher the number, the more urgent."""
+    is_scheduled = comm.reducer == "scheduled"
     return Grants(
         num_ranks=num_ranks,
-        partition_bytes=comm.partition_bytes,
-        credit_bytes=comm.credit_bytes,
-        priorities=range(num_units, 0, -1) if comm.priority == "layer" else None,
+        partition_bytes=comm.partition_bytes if is_scheduled else None,
+        credit_bytes=comm.credit_bytes if is_scheduled else None,
+        priorities=range(num_units, 0, -1) if is_scheduled and comm.priority == "layer" else None,
     )
 
 
 def _needs_no_grants(comm: CommPlan, units: Sequence[Unit]) -> bool:
     """Whether nothing is left to decide: no order but that of the units, and nothing that has to wait."""
-    is_unlimited = comm.credit_bytes >= sum(unit.whole.nbytes for unit in units)
-    return comm.priority == "fifo" and is_unlimited and all(isinstance(unit.codec, Identity) for unit in units)
+    is_unlimited = comm.reducer != "scheduled" or (
+        comm.priority == "fifo" and comm.credit_bytes >= sum(unit.whole.nbytes for unit in units)
+    )
+    return is_unlimited and all(isinstance(unit.codec, Identity) for unit in units)
 
 
 def _nums_parts(comm: CommPlan, units: Sequence[Unit]) -> list[int]:
+    if comm.reducer != "scheduled":
+        return [1] * len(units)
     return [num_partitions(comm.partition_bytes, unit.flat.nbytes, unit.flat.numel()) for unit in units]
-
-
-def _make_units(
-    model: nn.Module, plan: Plan, group: dist.ProcessGroup, make_factors: Callable[[nn.Linear], Factors]
-) -> list[Unit]:
-    """Parameters from last to first, fused up to a partition; layers that send factors alone."""
-    factors = factored_layers(model, plan.compression.factors, make_factors)
-    trained = [p for p in reversed(list(model.parameters())) if p.requires_grad]
-    kinds = {id(p): owner_kind(model, path) for path, p in model.named_parameters()}
-    plan.compression.check_kinds(kinds[id(p)] for p in trained)
-    ways = [plan.compression.for_kind(kinds[id(p)]) for p in trained]
-    cut = unit_indices(
-        plan.comm.partition_bytes,
-        [p.numel() * p.element_size() for p in trained],
-        kinds=[(p.dtype, p.device, way.codec) for p, way in zip(trained, ways, strict=True)],
-        layers=[factors.get(id(p)) for p in trained],
-    )
-    units = []
-    for index, places in enumerate(cut):
-        parameters = [trained[place] for place in places]
-        if (layer := factors.get(id(parameters[0]))) is not None:
-            units.append(Unit(index, layer.parameters, layer))
-        else:
-            codec = make_codec(ways[places[0]], UnitShape.of(parameters, group))
-            units.append(Unit(index, parameters, codec))
-    return units
 
 
 def _delivery(flight: Flight) -> Delivery:

@@ -32,7 +32,8 @@ class UnitShape:
     @classmethod
     def of(cls, parameters: Sequence[Tensor], group: dist.ProcessGroup) -> Self:
         """Those parameters, on the ranks of a group."""
-        return cls(shapes=tuple(tuple(p.shape) for p in parameters), rank=group.rank(), num_ranks=group.size())
+        shapes = tuple((*p.shape, 2) if p.is_complex() else tuple(p.shape) for p in parameters)
+        return cls(shapes=shapes, rank=group.rank(), num_ranks=group.size())
 
     @property
     def num_values(self) -> int:
@@ -42,8 +43,8 @@ class UnitShape:
 def make_codec(compression: CompressionPlan, unit: UnitShape) -> Codec:
     """A new one, with nothing owed."""
     lossy: dict[str, Callable[[], Lossy]] = {
-        "fp16": lambda: Cast("fp16", torch.float16),
-        "bf16": lambda: Cast("bf16", torch.bfloat16),
+        "fp16": lambda: Cast("fp16", torch.float16, unit.num_ranks),
+        "bf16": lambda: Cast("bf16", torch.bfloat16, unit.num_ranks),
         "int8": lambda: BlockInt8(unit.num_values, rank=unit.rank, num_ranks=unit.num_ranks),
         "topk": lambda: TopK(unit.num_values, compression.top_share),
         "powersgd": lambda: PowerSgd(unit.shapes, compression.low_rank),

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workloads.buckets import num_partitions
+from workloads.errors import SpecError
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Offer:
     """Whether parts of it may travel on their own."""
     unused: Sequence[int] = ()
     """Parameters of the unit, by place, that have no gradient on this rank."""
+    position: int = 0
+    """Of this rank in the script: all must be at the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,14 @@ class Grants:
     """Takes offers of all ranks, gives grants. `priorities`: per unit, the smallest first; None: first come, first served."""
 
     def __init__(
-        self, *, num_ranks: int, partition_bytes: int, credit_bytes: int, priorities: Sequence[int] | None = None
+        self,
+        *,
+        num_ranks: int,
+        partition_bytes: int | None,
+        credit_bytes: int | None,
+        priorities: Sequence[int] | None = None,
     ) -> None:
+        """`partition_bytes` None: nothing is cut. `credit_bytes` None: no limit."""
         self.partition_bytes, self.credit_bytes = partition_bytes, credit_bytes
         self._num_ranks = num_ranks
         self._priorities = priorities
@@ -75,7 +84,7 @@ class Grants:
     def take(self) -> list[Grant]:
         """What may be posted now, in this order."""
         granted = []
-        while self._waiting and self.under_way_bytes < self.credit_bytes:
+        while self._waiting and (self.credit_bytes is None or self.under_way_bytes < self.credit_bytes):
             grant = heapq.heappop(self._waiting)[-1]
             self.under_way_bytes += grant.num_bytes
             granted.append(grant)
@@ -83,12 +92,27 @@ class Grants:
 
     def _cut(self, offers: list[Offer]) -> None:
         first = offers[0]
+        if len({offer.position for offer in offers}) > 1:
+            positions = [offer.position for offer in offers]
+            odd = min(range(len(positions)), key=lambda rank: (positions.count(positions[rank]), -rank))
+            raise SpecError(out_of_step(odd))
         # Sums are as large on every rank; of what is gathered, everybody's part travels, and whole.
-        num_parts = num_partitions(self.partition_bytes, first.num_bytes, first.num_elements) if first.cuttable else 1
+        num_parts = 1
+        if first.cuttable and self.partition_bytes is not None:
+            num_parts = num_partitions(self.partition_bytes, first.num_bytes, first.num_elements)
         for grant in parts_of(offers, num_parts):
             urgency = self._priorities[grant.unit] if self._priorities is not None else 0
             heapq.heappush(self._waiting, (urgency, self._num_parts, grant))
             self._num_parts += 1
+
+
+def out_of_step(rank: int) -> str:
+    """A rank's gradients belong to another step than the others'."""
+    return (
+        f"rank {rank} sends the gradients of another step than the other ranks: it has skipped a batch or a step, or has "
+        "loaded a checkpoint alone; every rank must run backward() and step() for every batch, so let all ranks decide "
+        "alike, by job.mean(...) or by gradients, which are those of all ranks"
+    )
 
 
 class InTurn:

@@ -100,7 +100,7 @@ class Scheduler:
             return Coordinator(lines, make_grants(), self._post, self._fail)
         return Follower(lines[0], self._post, self._fail)
 
-    def offer(self, unit: int, number: int, content: Round, unused: Sequence[int] = ()) -> None:
+    def offer(self, unit: int, number: int, content: Round, unused: Sequence[int] = (), *, position: int = 0) -> None:
         """This rank is ready for round `number` of the unit."""
         self._open[unit, number] = _Open(round=content, offered_s=time.monotonic())
         offer = Offer(
@@ -110,6 +110,7 @@ class Scheduler:
             num_elements=content.tensors[0].numel(),
             cuttable=content.kind == SUM,
             unused=unused,
+            position=position,
         )
         if self._in_turn is None:
             self._desk.offer(offer)
@@ -120,6 +121,14 @@ class Scheduler:
     def wait_until(self, arrived: Callable[[], bool], timeout_s: float) -> bool:
         """Until what the listener was told makes `arrived` true, or for so long; whether it does."""
         return self._landing.wait_until(arrived, timeout_s)
+
+    def left(self) -> list[int]:
+        """Ranks that have ended their training."""
+        return self._desk.left()
+
+    def tell_late(self, step: int) -> None:
+        """This rank has waited for long: rank 0 says for which ranks."""
+        self._desk.late(step)
 
     def take(self) -> list[Flight]:
         """What has landed while recording, since the last call."""
