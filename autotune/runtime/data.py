@@ -9,15 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence, Sized
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
+from autotune.runtime.order_sources import Orders
 from autotune.runtime.prefetch import Loading, Prefetch
 from autotune.runtime.sample_order import Part, SampleOrder
+from autotune.runtime.split_history import check_not_taken
 from workloads.errors import SpecError
 from workloads.workload import Workload
 
 READ_WHEN_NEEDED = Loading()
+_BEFORE = {"order": "shuffled", "drop_last": False}
+"""What checkpoints without these entries were made with."""
 
 
 class Batches:
@@ -33,19 +38,50 @@ class Batches:
         work: Sequence[float] | Tensor | None = None,
         loss_weights: Sequence[float] | Tensor | None = None,
         loading: Loading = READ_WHEN_NEEDED,
+        min_samples: int = 1,
+        orders: Orders | None = None,
     ) -> None:
-        """`work` and `loss_weights`: one number for each sample, see `SampleOrder`."""
+        """`work` and `loss_weights`: one number for each sample, see `SampleOrder`, as for `min_samples` and `orders`."""
         self._dataset, self._loading = dataset, loading
         self.num_samples = len(cast("Sized", dataset))  # map-style data sets have a length
-        self.order = SampleOrder(self.num_samples, samples, rank, seed=seed, work=work, loss_weights=loss_weights)
+        self.order = SampleOrder(
+            self.num_samples,
+            samples,
+            rank,
+            seed=seed,
+            work=work,
+            loss_weights=loss_weights,
+            min_samples=min_samples,
+            orders=orders,
+        )
         self.global_batch = self.order.global_batch
-        self.steps_per_epoch = self.order.steps_per_epoch
         self.next_step = 0
         """The one after the last that was taken."""
-        self._ahead: Prefetch | None = None
-        if loading.num_workers > 0:
-            worker_seed = (seed * 1_000_003 + rank) % 2**63
-            self._ahead = Prefetch(dataset, loading, lambda step: self.indices(step)[0].tolist(), seed=worker_seed)
+        self._worker_seed = (seed * 1_000_003 + rank) % 2**63
+        self._ahead = self._prefetch()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of one epoch."""
+        return self.order.orders.num_steps()
+
+    def begin(self, epoch: int, resumed: int | None = None) -> range:
+        """The steps of an epoch that all ranks are about to go through: see `Orders.begin`."""
+        return self.order.orders.begin(epoch, resumed)
+
+    def use(
+        self,
+        loading: Loading,
+        work: Sequence[float] | Tensor | None = None,
+        loss_weights: Sequence[float] | Tensor | None = None,
+    ) -> None:
+        """Read and weigh like this from here on."""
+        self.order.weigh(work, loss_weights)
+        if loading != self._loading:
+            self.close()
+            self._loading = loading
+            self._ahead = self._prefetch()
+        self._changed()
 
     def take(self, step: int) -> tuple[Any, int, int]:
         """The batch of this rank in `step` (None where it has no samples), its size, and the size over all ranks."""
@@ -73,62 +109,80 @@ class Batches:
     def fetch(self, indices: Tensor) -> Any:
         """Those samples of the data set, as one batch, read here and now."""
         if isinstance(self._dataset, TensorDataset) and self._loading.collate_fn is None:
-            return self._dataset[cast("int", indices)]  # a tensor of indices is fine
+            return self._loading.pin(self._dataset[cast("int", indices)])  # a tensor of indices is fine
         many = getattr(self._dataset, "__getitems__", None)
         listed = indices.tolist()
-        return self._loading.collate(many(listed) if many else [self._dataset[index] for index in listed])
+        return self._loading.pin(
+            self._loading.collate(many(listed) if many else [self._dataset[index] for index in listed])
+        )
+
+    def filler(self, num_samples: int) -> Any:
+        """A batch for a rank that has no samples in a step: the first of the data set, which do not count there."""
+        return self.fetch(torch.arange(num_samples) % self.num_samples)
 
     def resplit(self, from_step: int, samples: Sequence[int]) -> None:
         """Divide batches like this from `from_step` on, a step that no rank has taken yet. All ranks say the same.
 
         What was fetched ahead for other samples is fetched again.
         """
-        if from_step < self.next_step:
-            raise SpecError(
-                f"a new split is to hold from step {from_step} but step {self.next_step - 1} has been taken: "
-                f"agree on a step from {self.next_step} on"
-            )
+        check_not_taken(from_step, self.next_step)
         self.order.resplit(from_step, samples)
-        if self._ahead is not None:
-            self._ahead.changed()
+        self._changed()
 
     def state_dict(self) -> dict[str, Any]:
         """Where training stands in the data: the next step, and the splits from there on."""
-        now = self.order.split(self.next_step)
-        later = [entry for entry in self.order.splits if entry[0] > self.next_step]
         return {
             "next_step": self.next_step,
-            "splits": [[step, list(split)] for step, split in ((self.next_step, now), *later)],
-            "seed": self.order.seed,
-            "num_samples": self.num_samples,
-            "global_batch": self.global_batch,
+            "splits": self.order.splits.state(self.next_step),
+            **self._identity(),
+            **self.order.orders.state(self.next_step),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there; on another number of ranks with the split that this object was made with.
 
-        Seed, data and global batch must be the same: they decide which samples the steps before have used.
+        Seed, data, order and global batch must be the same: they decide which samples the steps before have used.
         """
-        own = {"seed": self.order.seed, "num_samples": self.num_samples, "global_batch": self.global_batch}
-        for name, value in own.items():
-            if state[name] != value:
-                raise SpecError(
-                    f"the checkpoint's {name} is {state[name]} but the job's is {value}: samples would be left out or "
-                    "used twice; resume with what the job began with"
-                )
-        splits = [(int(step), tuple(split)) for step, split in state["splits"]]
-        if len(splits[0][1]) == len(self.order.splits[0][1]):
-            self.order.splits = [self.order.splits[0]]
-            for step, split in splits:
-                self.order.resplit(step, split)
+        check_same(_BEFORE | state, self._identity())
+        self.order.load(state)
         self.next_step = int(state["next_step"])
-        if self._ahead is not None:
-            self._ahead.changed()
+        self._changed()
 
     def close(self) -> None:
         """End worker processes, if there are any."""
         if self._ahead is not None:
             self._ahead.close()
+
+    def _identity(self) -> dict[str, Any]:
+        orders = self.order.orders
+        return {
+            "order": orders.kind,
+            "drop_last": orders.drop_last,
+            "seed": self.order.seed,
+            "num_samples": self.num_samples,
+            "global_batch": self.global_batch,
+        }
+
+    def _prefetch(self) -> Prefetch | None:
+        if self._loading.num_workers == 0:
+            return None
+        return Prefetch(
+            self._dataset, self._loading, lambda step: self.indices(step)[0].tolist(), seed=self._worker_seed
+        )
+
+    def _changed(self) -> None:
+        if self._ahead is not None:
+            self._ahead.changed()
+
+
+def check_same(state: dict[str, Any], own: dict[str, Any]) -> None:
+    """Refuse a checkpoint of other data, or of another order."""
+    for name, value in own.items():
+        if state.get(name) != value:
+            raise SpecError(
+                f"the checkpoint's {name} is {state.get(name)} but the job's is {value}: samples would be left out or "
+                "used twice; resume with what the job began with"
+            )
 
 
 def batches_of(workload: Workload, samples: Sequence[int], rank: int, *, seed: int) -> Batches:

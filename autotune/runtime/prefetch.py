@@ -1,4 +1,4 @@
-"""Batches fetched ahead by torch's DataLoader workers, although who takes which sample may change at any step.
+"""Batches fetched ahead by torch's DataLoader workers, although the samples of a rank may change at any step.
 
 A loader asks its sampler for indices long before the batch is used. Others lose or repeat samples there when the split
 changes in between. Here the sampler notes for which step and which indices each batch was asked, in order, and only a batch
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from workloads.errors import SpecError
 
@@ -31,9 +32,14 @@ class Loading:
     collate_fn: Callable[[list[Any]], Any] | None = None
     """Makes a batch of samples; torch's default_collate if not given. Samples of unequal length need one that pads."""
     worker_init_fn: Callable[[int], None] | None = None
-    multiprocessing_context: str | None = None
+    multiprocessing_context: Any = None
+    """Its name or itself."""
     timeout_s: float = 0.0
     """The longest wait for a batch from a worker; 0: no limit."""
+    pin_memory: bool = False
+    """Batches are put into page-locked memory, where there is an accelerator to copy them to."""
+    persistent_workers: bool = False
+    """Changes nothing: workers go on from epoch to epoch in any case."""
 
     def __post_init__(self) -> None:
         if self.num_workers < 0 or self.prefetch_factor < 1:
@@ -42,9 +48,18 @@ class Loading:
                 "they must be at least 0 and 1"
             )
 
+    @property
+    def pins(self) -> bool:
+        """Whether there is something to pin memory for."""
+        return self.pin_memory and torch.accelerator.is_available()
+
     def collate(self, samples: list[Any]) -> Any:
         """One batch; None of no samples."""
         return (self.collate_fn or default_collate)(samples) if samples else None
+
+    def pin(self, batch: Any) -> Any:
+        """A batch that was read without workers; theirs are pinned by torch's loader."""
+        return pin_memory(batch) if self.pins else batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +84,7 @@ class Prefetch:
         """The step that the loader will ask for next."""
 
     def take(self, step: int) -> Any:
-        """The batch of `step`; after an error of a worker, the next call starts new ones."""
+        """The batch of `step`, None of no samples; after an error of a worker, the next call starts new ones."""
         wanted = _Asked(step, tuple(self._indices(step)))
         if wanted not in self._asked:
             self._next = step
@@ -79,7 +94,7 @@ class Prefetch:
             while True:
                 batch = next(self._iterator)
                 if self._asked.popleft() == wanted:
-                    return batch
+                    return batch if wanted.indices else None
         except BaseException:
             self.close()
             raise
@@ -99,12 +114,15 @@ class Prefetch:
             iterator._shutdown_workers()  # type: ignore[attr-defined] # torch leaves it to the garbage collector
 
     def __iter__(self) -> Iterator[list[int]]:
-        """What torch's loader takes for a batch sampler: it never ends."""
+        """What torch's loader takes for a batch sampler: it never ends.
+
+        Data sets and collate functions need not bear an empty list: a step without samples reads one, which is dropped.
+        """
         while True:
             asked = _Asked(self._next, tuple(self._indices(self._next)))
             self._next += 1
             self._asked.append(asked)
-            yield list(asked.indices)
+            yield list(asked.indices) or [0]
 
     def _loader(self) -> DataLoader[Any]:
         loading = self._loading
@@ -117,5 +135,6 @@ class Prefetch:
             worker_init_fn=loading.worker_init_fn,
             multiprocessing_context=loading.multiprocessing_context,
             timeout=loading.timeout_s,
+            pin_memory=loading.pins,
             generator=torch.Generator().manual_seed(self._seed),  # torch's own generator stays as it is
         )

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from autotune.runtime.data import READ_WHEN_NEEDED, Batches
+from autotune.runtime.dealing import deal
 from autotune.runtime.prefetch import Loading
-from autotune.runtime.sample_order import SampleOrder, deal
+from autotune.runtime.sample_order import SampleOrder
 from workloads.errors import SpecError
 
 WORKERS = Loading(num_workers=1, timeout_s=60)
@@ -158,6 +159,20 @@ def test_a_sample_that_cannot_be_read_fails_the_step_and_leaves_no_worker() -> N
     batches.close()
     batches.close()
     assert not any(worker.is_alive() for worker in workers)
+
+
+def test_a_data_set_need_not_bear_an_empty_list_of_indices() -> None:
+    class Stacked(Numbers):
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            return [indices[0], *indices[1:]]
+
+    batches = Batches(Stacked(20), (10, 0), 1, seed=0, loading=WORKERS)
+    try:
+        assert [batches.take(step) for step in range(2)] == [(None, 0, 10)] * 2
+        batches.resplit(2, (5, 5))
+        assert batches.take(2)[0].tolist() == batches.indices(2)[0].tolist()
+    finally:
+        batches.close()
 
 
 def test_workers_leave_torchs_own_generator_alone() -> None:

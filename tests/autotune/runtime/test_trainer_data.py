@@ -38,7 +38,8 @@ class Texts(Dataset[Tensor]):
 class Ragged:
     """Guess each token from itself; the loss is the mean over tokens, padding left out."""
 
-    name, global_batch, min_samples, num_workers = "ragged", 8, 1, 1
+    name, global_batch, min_samples = "ragged", 8, 1
+    num_workers = accumulate = 1
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Embedding(12, 5), nn.Linear(5, 12)).double()
@@ -71,9 +72,14 @@ def values(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1).clone() for p in model.parameters()])
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("comm", [CommPlan(), CommPlan(reducer="scheduled", partition_bytes=256, crosses_steps=True)])
-def test_a_mean_over_tokens_is_that_of_one_process_whoever_reads_them(comm: CommPlan) -> None:
+def test_a_mean_over_tokens_is_that_of_one_process_whoever_reads_them(
+    comm: CommPlan, accumulate: int, num_workers: int
+) -> None:
     workload = Ragged()
+    workload.accumulate, workload.num_workers = accumulate, num_workers
 
     def run(group: dist.ProcessGroup) -> Any:
         plan = Plan(batch=BatchPlan(samples=(5, 1, 2)), comm=comm)
