@@ -28,6 +28,7 @@ from workloads.plan import (
 )
 from workloads.serial import to_data
 from workloads.split import Bounds, proportional
+from workloads.workload import PLAIN_LOOP, Loop
 
 MAX_TILT = 0.5
 CREDITS = ("4 parts", "1 parts", "2 parts", "8 parts", "16 parts")
@@ -157,8 +158,9 @@ class Space:
             return self._anywhere() | self.staged.point(plan)
         comm = plan.comm
         size = comm.partition_bytes if comm.reducer == "scheduled" else comm.bucket_bytes
+        crosses = comm.reducer == "scheduled" and comm.crosses_steps and "crossing" in self.reducers
         optional = {
-            "reducer": "crossing" if comm.reducer == "scheduled" and comm.crosses_steps else comm.reducer,
+            "reducer": "crossing" if crosses else comm.reducer,
             "credit": f"{max(comm.credit_bytes // comm.partition_bytes, 1)} parts"
             if comm.reducer == "scheduled"
             else CREDITS[0],
@@ -195,11 +197,14 @@ def kinds_of(graph: OpGraph) -> tuple[str, ...]:
     return kinds if len(kinds) > 1 else ()
 
 
-def ways_to_send(num_ranks: int, transports: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The reducers and collectives that a job of this size can choose from. Schedules run on processors only, so far."""
+def ways_to_send(num_ranks: int, transports: Sequence[str], loop: Loop = PLAIN_LOOP) -> dict[str, tuple[str, ...]]:
+    """The reducers and collectives that a job of this size can choose from. Schedules run on processors only, so far. A loop that
+    clips needs all gradients before each step, so that steps cannot cross.
+    """
     if num_ranks < 2 or "gloo" not in transports:
         return {"reducers": ("bucketed",), "collectives": ("ring",)}
-    return {"reducers": ("bucketed", "crossing", "scheduled"), "collectives": ("ring", "shards")}
+    crossing = () if loop.clip_norm is not None else ("crossing",)
+    return {"reducers": ("bucketed", *crossing, "scheduled"), "collectives": ("ring", "shards")}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

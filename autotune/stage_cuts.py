@@ -15,7 +15,7 @@ from autotune.runtime.data import batches_of
 from autotune.runtime.pipeline.stages import cut_ops, module_of_op, stage_modules
 from workloads.errors import SpecError
 from workloads.graph import Edge, OpGraph
-from workloads.workload import Workload
+from workloads.workload import Workload, loop_of
 
 FROM_STAGES = "stages"
 
@@ -34,7 +34,7 @@ class StageCuts:
 
 def stage_cuts(workload: Workload, graph: OpGraph, seed: int) -> StageCuts | None:
     """None where the model cannot be cut: it is no sequence of modules, or what flows between them is not one tensor."""
-    if getattr(workload, "sync_norm", False):
+    if getattr(workload, "sync_norm", False) or loop_of(workload).settings:
         return None
     torch.manual_seed(seed)
     model = workload.model()

@@ -82,6 +82,11 @@ class OpGraph:
     def param_bytes(self) -> int:
         return sum(op.param_bytes for op in self.ops)
 
+    @property
+    def shapes(self) -> dict[str, str]:
+        """Of the trained parameters by name, such as "64x3x3x3"."""
+        return {parameter.name: "x".join(map(str, parameter.shape)) or "1" for parameter in self.parameters}
+
     def main_kinds(self) -> tuple[str, ...]:
         """Kinds of layers that own a good part of the parameters each, the largest first."""
         total: dict[str, int] = {}

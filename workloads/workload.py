@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from workloads.errors import SpecError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -23,7 +27,10 @@ class Workload(Protocol):
     - `stages(model)`, modules that are the model when called one after another, where it is to be cut into a pipeline and is no
       `nn.Sequential`;
     - `collate(samples)`, which makes a batch, and `num_workers`, the processes of each rank that read ahead, as for torch's
-      DataLoader.
+      DataLoader;
+    - `clip_norm`: the norm that the gradient of all parameters is clipped to before each optimizer step;
+    - `accumulate`: the passes in which a rank takes its samples of a step; gradients are exchanged in the last one only;
+    - `autocast`: "bfloat16" or "float16", the dtype of torch.autocast around the forward pass and the loss.
     """
 
     @property
@@ -52,3 +59,84 @@ class Workload(Protocol):
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         """The optimizer to train the model with."""
+
+
+AUTOCAST_DTYPES = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loop:
+    """What an optimizer step consists of, beyond one forward and backward pass of each rank."""
+
+    clip_norm: float | None = None
+    """The largest norm of the gradient of all parameters; None: gradients are not clipped."""
+    accumulate: int = 1
+    """Passes per optimizer step."""
+    autocast: str | None = None
+    """The dtype of torch.autocast; None: none."""
+    min_samples: int = 1
+    """Fewest samples of a pass."""
+
+    @property
+    def settings(self) -> dict[str, float | str]:
+        """Those that change the loop, by the names a workload states them by; none for a plain one."""
+        given = {"clip_norm": self.clip_norm, "accumulate": self.accumulate, "autocast": self.autocast}
+        return {
+            name: value for name, value in given.items() if value is not None and (name, value) != ("accumulate", 1)
+        }
+
+    def passes(self, num_samples: int) -> tuple[int, ...]:
+        """Samples of each pass of a rank: as equal as can be, the first have one more. A rank with too few samples for
+        `accumulate` passes of `min_samples` has fewer passes; a rank without samples has none.
+        """
+        if num_samples == 0:
+            return ()
+        number = max(min(self.accumulate, num_samples // self.min_samples), 1)
+        fewest, more = divmod(num_samples, number)
+        return (fewest + 1,) * more + (fewest,) * (number - more)
+
+
+PLAIN_LOOP = Loop()
+
+
+def loop_of(workload: Workload) -> Loop:
+    """The loop that a workload states; a SpecError where it states one that cannot be."""
+    check_loop(workload)
+    offered = {name: getattr(workload, name, None) for name in ("clip_norm", "accumulate", "autocast")}
+    stated = {name: value for name, value in offered.items() if value is not None}
+    return Loop(min_samples=max(workload.min_samples, 1), **stated)
+
+
+def check_loop(workload: Workload) -> None:
+    """Refuse a clip_norm, accumulate or autocast that means nothing."""
+    batch = workload.global_batch
+    rules = {
+        "clip_norm": (_is_norm, "it must be a number above 0"),
+        "accumulate": (
+            lambda value: _is_count(value, batch),
+            f"it must be a whole number from 1 to the batch, {batch}",
+        ),
+        "autocast": (lambda value: value in AUTOCAST_DTYPES, f"it must be one of {', '.join(AUTOCAST_DTYPES)}"),
+    }
+    for name, (is_right, rule) in rules.items():
+        value = getattr(workload, name, None)
+        if value is not None and not is_right(value):
+            raise SpecError(f"workload {workload.name!r} states {name} = {value!r}: {rule}, or left out")
+
+
+def check_no_stages(name: str, loop: Loop) -> None:
+    """Refuse pipeline stages for a loop that they do not run."""
+    if loop.settings:
+        listed = ", ".join(f"{key} = {value!r}" for key, value in loop.settings.items())
+        raise SpecError(
+            f"workload {name!r} states {listed}, but a plan with pipeline stages has micro-batches of its own, and no rank of "
+            "it has all gradients: use a plan without stages"
+        )
+
+
+def _is_norm(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+def _is_count(value: Any, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most

@@ -23,6 +23,7 @@ from workloads.cluster import Cluster, Device
 from workloads.graph import OpGraph
 from workloads.plan import Plan
 from workloads.trace import at_speed
+from workloads.workload import PLAIN_LOOP, Loop
 
 _ALIKE = 0.02
 """Devices that are off by less are as the cost model has them."""
@@ -31,8 +32,8 @@ _ALIKE = 0.02
 class SecondOpinion:
     """Of one job, whose devices' speeds are stated."""
 
-    def __init__(self, info: WorkloadInfo, graph: OpGraph) -> None:
-        self._info, self._graph = info, graph
+    def __init__(self, info: WorkloadInfo, graph: OpGraph, loop: Loop = PLAIN_LOOP) -> None:
+        self._info, self._graph, self._loop = info, graph, loop
 
     def gains(self, plans: Sequence[Plan], seen: Window, mix: Cluster) -> list[float]:
         """log(throughput / throughput of what runs) of each plan."""
@@ -59,7 +60,7 @@ class SecondOpinion:
         self._simulator(mix).step_s(plan)
 
     def _simulator(self, mix: Cluster) -> Simulator:
-        return Simulator(self._info, self._graph, cost_model(self._graph, mix))
+        return Simulator(self._info, self._graph, cost_model(self._graph, mix), loop=self._loop)
 
 
 def _next(devices: Iterator[Device], count: int) -> tuple[Device, ...]:

@@ -47,6 +47,11 @@ class DevicePacer:
         self._due_s, self._samples, self.late_s = time.perf_counter(), num_samples, 0.0
         self._charged.clear()
 
+    def go_on(self, num_samples: float) -> None:
+        """The step has another pass, over so many samples."""
+        self._samples = num_samples
+        self._charged.clear()
+
     def idle(self, seconds: float) -> None:
         """The device had to wait for that long, in the middle of a pass."""
         self._due_s += seconds

@@ -22,10 +22,11 @@ import torch
 from autotune.runtime.data import batches_of
 from autotune.runtime.device_pacer import DevicePacer
 from autotune.runtime.memory import check_memory, static_bytes
+from autotune.runtime.micro_batches import loss_of
 from autotune.runtime.module_clock import ModuleClock
 from autotune.runtime.trainer import Seat
 from workloads.capture import SavedTensorMeter
-from workloads.workload import Workload
+from workloads.workload import Workload, loop_of
 
 _FEWEST_ROUNDS = 3
 
@@ -136,7 +137,7 @@ class OpProbe:
     def _forward_backward(self, batch: Any, num_samples: int, clock: ModuleClock | None = None) -> None:
         if self._pacer is not None:
             self._pacer.begin(num_samples)
-        loss = self._workload.loss(self._model, batch)
+        loss = loss_of(self._workload, loop_of(self._workload), self._model, batch, self._seat.torch_device)
         if self._pacer is not None:
             self._pacer.after_loss()
         if clock is not None:

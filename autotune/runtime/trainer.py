@@ -1,13 +1,15 @@
 """Data-parallel training by a plan: uneven batches, exactly weighted gradients, buckets, codecs; or torch DDP.
 
 A rank's loss is a mean over its own samples. Weighted by b_i/B before backward, the sum over ranks is the gradient of
-the mean over the whole batch, whatever the split. A loss that is a mean over tokens is weighted by tokens.
+the mean over the whole batch, whatever the split. A loss that is a mean over tokens is weighted by tokens. A workload whose
+loop accumulates, clips or casts (`workloads.workload.Loop`) is trained by that loop.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,10 +18,10 @@ import torch.distributed as dist
 
 from autotune.runtime.comm.exchange import Setting
 from autotune.runtime.comm.initial_values import share_initial_values
-from autotune.runtime.data import batches_of
 from autotune.runtime.device_pacer import DevicePacer
 from autotune.runtime.make_reducer import make_reducer
 from autotune.runtime.memory import check_memory, static_bytes
+from autotune.runtime.micro_batches import MicroBatches, Pass, loss_of
 from autotune.runtime.reducer import Reducer, Sent
 from autotune.runtime.replay import Replay
 from autotune.runtime.sync_batch_norm import SyncNorms
@@ -30,7 +32,7 @@ from workloads.cluster import Device
 from workloads.errors import SpecError
 from workloads.graph import OpGraph
 from workloads.plan import Plan
-from workloads.workload import Workload
+from workloads.workload import Workload, loop_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +59,7 @@ class Step:
     data_s: float
     """Moment the batch was there."""
     forward_s: float
-    """Moment the loss was there."""
+    """Moment the loss was there; of several passes, that of the last, in whose backward pass gradients are exchanged."""
     backward_s: float
     """Moment the last gradient of this rank was there."""
     reduced_s: float
@@ -76,6 +78,8 @@ class Step:
     """Before it began: until it was known by which plan, and until that was in force."""
     looked_s: float = 0.0
     """Of that, timing links, which is no part of how the step went."""
+    passes: tuple[tuple[float, float], ...] = ()
+    """Of those before the last: the moments the loss and the last gradient were there."""
 
     @property
     def total_s(self) -> float:
@@ -96,8 +100,7 @@ class Step:
         """The step as spans, on the clock it was measured with. A collective has the same name on every rank."""
         moments = [
             ("host", "data", self.begin_s, self.data_s),
-            *self._forward(),
-            ("compute", "backward", self.forward_s, self.backward_s),
+            *self._passes(),
             ("host", "wait", self.backward_s, self.reduced_s),
             ("compute", "optimizer", self.reduced_s, self.end_s),
         ]
@@ -118,14 +121,18 @@ class Step:
             spans.append(part)
         return Timeline.merge([Timeline(spans=tuple(spans))])
 
-    def _forward(self) -> Iterator[tuple[str, str, float, float]]:
-        """The forward pass, cut where it waited for parameters."""
+    def _passes(self) -> Iterator[tuple[str, str, float, float]]:
+        """Forward and backward, forward cut where it waited for parameters."""
         begun_s = self.data_s
-        for start_s, end_s in self.sent.stalls:
-            yield "compute", "forward", begun_s, start_s
-            yield "host", "wait", start_s, end_s
-            begun_s = end_s
-        yield "compute", "forward", begun_s, self.forward_s
+        for forward_s, backward_s in (*self.passes, (self.forward_s, self.backward_s)):
+            for start_s, end_s in self.sent.stalls:
+                if begun_s <= start_s < forward_s:
+                    yield "compute", "forward", begun_s, start_s
+                    yield "host", "wait", start_s, end_s
+                    begun_s = end_s
+            yield "compute", "forward", begun_s, forward_s
+            yield "compute", "backward", forward_s, backward_s
+            begun_s = backward_s
 
 
 class Trainer:
@@ -146,7 +153,7 @@ class Trainer:
         plan.check_runnable()
         assert plan.pipeline is None, "a plan with stages has a trainer of its own"
         self.plan, self.seat = plan, seat
-        self._workload = workload
+        self._workload, self.loop = workload, loop_of(workload)
         self.group = group
         self.ranges = Ranges()
         """What a torch profile says about this trainer, while they are recorded."""
@@ -154,11 +161,12 @@ class Trainer:
         self.model = workload.model().to(seat.torch_device)
         torch.manual_seed(seed + 1 + seat.rank)  # what the model draws from here on (dropout) differs between ranks
         self.optimizer = workload.optimizer(self.model)
-        self.batches = batches_of(workload, plan.batch.samples, seat.rank, seed=seed)
+        self._micro_batches = MicroBatches(workload, self.loop, plan.batch.samples, seat.rank, seed=seed)
+        self.batches = self._micro_batches.batches
         self._pacer = DevicePacer(self.model, seat.graph, seat.device) if seat.graph is not None else None
         self._gradient_s = self._begun_s = 0.0
         self._num_gradients = 0
-        self._has_told = False
+        self._has_told = self._is_last_pass = False
         self.on_computed: Callable[[float], None] | None = None
         """Told in each step how long this rank has computed, when its own gradients are there and on their way."""
         self._handles = [p.register_hook(self._note_gradient) for p in self.model.parameters() if p.requires_grad]
@@ -178,18 +186,18 @@ class Trainer:
         """Train on the next global batch."""
         self._enter_trace()
         begin_s = self._begun_s = time.perf_counter()
-        self._num_gradients, self._has_told = 0, False
+        self._has_told = False
         with self.ranges.phase("data"):
-            batch, num_samples, _ = self.batches.take(self.num_steps)
-            batch = _to_device(batch, self.seat.torch_device)
             part = self.batches.part(self.num_steps)
+            passes = self._take(self.num_steps)
         data_s = time.perf_counter()
-        if self._pacer is not None:
-            self._pacer.begin(self.batches.equivalent_samples(part))
-        forward_s, loss = self._gradients(batch, part.weight)
+        moments, loss_share = self._gradients(passes)
+        forward_s, gradient_s = moments[-1]
         late_s = self._pacer.late_s if self._pacer is not None else 0.0
         reduced_s = time.perf_counter()
         with self.ranges.phase("optimizer"):
+            if self.loop.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.loop.clip_norm)
             self.optimizer.step()
         self.num_steps += 1
         sent = self._reducer.sent()
@@ -201,14 +209,15 @@ class Trainer:
             begin_s=begin_s,
             data_s=data_s,
             forward_s=forward_s,
-            backward_s=min(max(self._gradient_s, forward_s), reduced_s),
+            backward_s=min(gradient_s, reduced_s),
             reduced_s=reduced_s,
             end_s=end_s,
-            loss_share=loss * part.weight,
-            num_samples=num_samples,
+            loss_share=loss_share,
+            num_samples=len(part.indices),
             work=part.work,
             late_s=max(late_s, sent.late_s),
             sent=sent,
+            passes=tuple(moments[:-1]),
         )
 
     def _enter_trace(self) -> None:
@@ -245,16 +254,22 @@ class Trainer:
             self.resplit(self.num_steps, plan.batch.samples)
         before, self.plan = self.plan, plan
         if (plan.comm, plan.compression) != (before.comm, before.compression) or group is not self.group:
+            owed = self._reducer.owed()
             self._reducer.detach(None)
             self.group = group
             self._reducer = self._make_reducer()
+            self._reducer.owe(owed)
             self._reducer.record(on=self._is_recording)
 
     def _make_reducer(self) -> Reducer:
         setting = Setting(ranges=self.ranges, timeout_s=self.seat.timeout_s)
         if self._pacer is not None:
             setting = replace(setting, on_stall=self._pacer.idle, on_rebuild=self._pacer.rebuild)
-        return make_reducer(self.model, self.optimizer, self.plan, self.group, setting)
+        plan = self.plan
+        # Every step needs all gradients at once, also a first one whose gradients turn out to be small enough.
+        if self.loop.clip_norm is not None:
+            plan = replace(plan, comm=replace(plan.comm, crosses_steps=False))
+        return make_reducer(self.model, self.optimizer, plan, self.group, setting)
 
     def meet(self) -> None:
         """Wait until every rank is here, with nothing on its way."""
@@ -287,29 +302,61 @@ class Trainer:
         self._reducer.detach(error)
         del self._reducer, self.group
 
-    def _gradients(self, batch: Any, weight: float) -> tuple[float, float]:
-        """Leave the exact gradient of the whole batch in the model; the moment forward ended, and this rank's loss."""
-        with self.ranges.phase("forward"):
-            self._reducer.begin()
-            if self._norms is not None:
-                self._norms.counts = batch is not None
-            if batch is None and (self._reducer.needs_backward or self._norms is not None):  # a sample of weight zero
-                batch = _to_device(self.batches.fetch(torch.tensor([0])), self.seat.torch_device)
-            loss = None if batch is None else self._forward(batch)
-        done = time.perf_counter(), 0.0
-        self._gradient_s = done[0]
-        if loss is not None:
-            with self.ranges.phase("backward"):
-                self._backward(loss * (self._reducer.loss_scale * weight))
-            done = done[0], float(loss.detach())
+    def _take(self, step: int) -> list[Pass]:
+        """The passes of this rank: one at least, and as many as every other rank's where layers exchange statistics in them."""
+        passes = self._micro_batches.take(step)
+        must_run = self._reducer.needs_backward or self._norms is not None
+        num_passes = max(len(passes), 1)
+        if self._norms is not None and self.loop.accumulate > 1:
+            num_passes = self._most_passes(self._norms, num_passes)
+        if len(passes) < num_passes:
+            idle = self._micro_batches.idle() if must_run else Pass(batch=None)
+            passes = [idle] * (num_passes - len(passes)) + passes
+        return [replace(one, batch=_to_device(one.batch, self.seat.torch_device)) for one in passes]
+
+    def _most_passes(self, norms: SyncNorms, own: int) -> int:
+        """Of any rank in this step."""
+        ranks = torch.zeros(self.loop.accumulate + 1, dtype=torch.float64, device=self.seat.torch_device)
+        ranks[own] = 1.0
+        norms.add_up(ranks)
+        return int(ranks.nonzero().max())
+
+    def _gradients(self, passes: Sequence[Pass]) -> tuple[list[tuple[float, float]], float]:
+        """Leave the exact gradient of the whole batch in the model; of each pass the moments its loss and its last gradient were
+        there, and this rank's share of the loss.
+        """
+        moments, loss_share = [], 0.0
+        for number, one in enumerate(passes):
+            self._num_gradients, self._is_last_pass = 0, number == len(passes) - 1
+            with nullcontext() if self._is_last_pass else self._reducer.no_sync():
+                forward_s, loss = self._pass(one, is_first=number == 0)
+            moments.append((forward_s, max(self._gradient_s, forward_s)))
+            loss_share += loss * one.weight
         if not self._has_told:
             self._computed()
         with self.ranges.phase("wait"):
             self._reducer.finish()
-        return done
+        return moments, loss_share
+
+    def _pass(self, one: Pass, *, is_first: bool) -> tuple[float, float]:
+        """Add its gradients to those there are; the moment forward ended, and the loss."""
+        if self._pacer is not None:
+            (self._pacer.begin if is_first else self._pacer.go_on)(one.samples)
+        with self.ranges.phase("forward"):
+            if is_first:
+                self._reducer.begin()
+            if self._norms is not None:
+                self._norms.counts = one.weight > 0
+            loss = None if one.batch is None else self._forward(one.batch)
+        forward_s = self._gradient_s = time.perf_counter()
+        if loss is None:
+            return forward_s, 0.0
+        with self.ranges.phase("backward"):
+            self._backward(loss * (self._reducer.loss_scale * one.weight))
+        return forward_s, float(loss.detach())
 
     def _forward(self, batch: Any) -> torch.Tensor:
-        loss = self._workload.loss(self._reducer.model, batch)
+        loss = loss_of(self._workload, self.loop, self._reducer.model, batch, self.seat.torch_device)
         if self._pacer is not None:
             self._pacer.after_loss()
         return loss
@@ -322,7 +369,8 @@ class Trainer:
     def _note_gradient(self, _gradient: Any) -> None:
         self._gradient_s = time.perf_counter()
         self._num_gradients += 1
-        if self._num_gradients == len(self._handles) and self._reducer.waits_in_backward:
+        is_last = self._is_last_pass and self._num_gradients == len(self._handles)
+        if is_last and self._reducer.waits_in_backward:
             self._computed()  # the last gradient is not on its way yet, but to tell it later would be too late
 
     def _computed(self) -> None:

@@ -4,6 +4,9 @@ Per step and rank, in this order: load data, forward op by op, backward op by op
 as its last gradient is there), decode, update. A *unit* is what travels at once, a bucket or a partition; its transfer
 waits for every rank. Without crossing the update waits for all units; with crossing a unit is updated on its own and
 the next step's forward pass waits, op by op, for the units that hold its parameters.
+
+Where gradients are accumulated, the forward ops are those of the first pass, which waits for parameters, and the backward ops
+those of the last, which exchanges; everything between them is one task of each rank.
 """
 
 from __future__ import annotations
@@ -23,13 +26,17 @@ class StepCosts:
 
     data_s: Floats
     forward_s: Floats
+    """Of the first pass."""
     backward_s: Floats
+    """Of the last pass."""
+    between_s: Floats
+    """Per rank: from the first pass's forward to the last one's backward."""
     encode_s: Floats
     decode_s: Floats
     update_s: Floats
     """Per rank."""
     samples: Floats
-    """Per rank."""
+    """Per rank: of the largest pass."""
     saved_bytes_per_sample: Floats
     """What each op keeps for its backward pass."""
 
@@ -63,6 +70,7 @@ def expand(costs: StepCosts, units: Units, layout: Layout) -> Tasks:
         costs.data_s,
         costs.forward_s,
         costs.backward_s,
+        costs.between_s,
         costs.encode_s,
         costs.decode_s,
         costs.update_s,
@@ -79,6 +87,7 @@ def expand(costs: StepCosts, units: Units, layout: Layout) -> Tasks:
         layout.num_steps,
         layout.crosses,
         layout.coded,
+        layout.num_between,
         layout.per_rank,
         layout.per_step,
     )
@@ -121,6 +130,7 @@ def _expand(
     data_s,
     forward_s,
     backward_s,
+    between_s,
     encode_s,
     decode_s,
     update_s,
@@ -137,6 +147,7 @@ def _expand(
     num_steps,
     crosses,
     coded,
+    num_between,
     per_rank,
     per_step,
 ):
@@ -166,9 +177,9 @@ def _expand(
         device[meet] = JOIN
         for rank in range(num_ranks):
             own = start + rank * per_rank
-            forward, backward = own + 1, own + 1 + num_ops
-            encode, decode = own + 1 + 2 * num_ops, own + 1 + 2 * num_ops + codes
-            update = own + 1 + 2 * num_ops + 2 * codes
+            forward, backward = own + 1, own + 1 + num_ops + num_between
+            encode, decode = backward + num_ops, backward + num_ops + codes
+            update = backward + num_ops + 2 * codes
             device[own : own + per_rank] = rank
             seconds[own] = data_s[rank]
             if step > 0:  # the step before has ended on this rank, but for updates that cross
@@ -176,7 +187,7 @@ def _expand(
                 if not crosses:
                     source[edges], target[edges] = before + per_rank - 1, own
                 else:
-                    source[edges], target[edges] = before + 1 + 2 * num_ops - 1, own
+                    source[edges], target[edges] = before + 2 * num_ops + num_between, own
                 edges += 1
             last = own
             for op in range(num_ops):
@@ -184,6 +195,11 @@ def _expand(
                 seconds[task] = forward_s[rank, op]
                 memory_at_start[task] = saved_bytes_per_sample[op] * samples[rank]
                 memory_device[task] = rank
+                source[edges], target[edges] = last, task
+                edges += 1
+                last = task
+            for task in range(forward + num_ops, backward):
+                seconds[task] = between_s[rank]
                 source[edges], target[edges] = last, task
                 edges += 1
                 last = task

@@ -47,7 +47,10 @@ def worthwhile_factors(
 
 
 def factor_chooser(graph: OpGraph, cluster: Cluster) -> Callable[[tuple[int, ...]], tuple[str, ...]] | None:
-    """`worthwhile_factors` of any split; None where the model has no Linear layer or no link is stated."""
+    """`worthwhile_factors` of any split; None where the model has no Linear layer or no link is stated.
+
+    A split counts the samples of a step: where gradients are accumulated, factors are the rows of all its passes.
+    """
     if not linear_ops(graph) or _has_no_links(cluster):
         return None
     return lru_cache(maxsize=_KEPT_SPLITS)(lambda samples: worthwhile_factors(graph, cluster, samples))

@@ -1,7 +1,7 @@
 """How the tasks of a data-parallel plan are numbered, and so what each of them is.
 
 Step by step; in a step rank by rank, then the transfers, then the moment at which all have landed. Of a rank: its data,
-forward op by op, backward op by op, then encoding, decoding and updating unit by unit.
+forward op by op, what lies between where gradients are accumulated, backward op by op, then encoding, decoding and updating unit by unit.
 """
 
 from __future__ import annotations
@@ -39,13 +39,19 @@ class Layout:
     """Units are updated one by one, and the next step begins before all have landed."""
     coded: bool
     """Gradients are encoded and decoded."""
+    accumulates: bool = False
+    """A step has more than one pass."""
+
+    @property
+    def num_between(self) -> int:
+        """Tasks of a rank between the forward ops of its first pass and the backward ops of its last."""
+        return int(self.accumulates)
 
     @property
     def per_rank(self) -> int:
         """Tasks of a rank in a step."""
-        return (
-            1 + 2 * self.num_ops + (2 * self.num_units if self.coded else 0) + (self.num_units if self.crosses else 1)
-        )
+        passes = 1 + 2 * self.num_ops + self.num_between
+        return passes + (2 * self.num_units if self.coded else 0) + (self.num_units if self.crosses else 1)
 
     @property
     def per_step(self) -> int:
@@ -62,19 +68,26 @@ class Layout:
     def _backward_end_s(self, run: Run, step: int) -> float:
         start = step * self.per_step
         ends = run.end_s[start : start + self.num_ranks * self.per_rank].reshape(self.num_ranks, self.per_rank)
-        return float(ends[:, 1 + self.num_ops : 1 + 2 * self.num_ops].max())
+        first = 1 + self.num_ops + self.num_between
+        return float(ends[:, first : first + self.num_ops].max())
 
     def labels(self) -> Labels:
         """Of every task. A timeline asks for them; a search, thousands of times a second, does not."""
         codes = self.num_units if self.coded else 0
         kind, rank, index, step = _labels(
-            self.num_ranks, self.num_ops, self.num_units, codes, self.per_rank, self.num_steps * self.per_step
+            self.num_ranks,
+            self.num_ops,
+            self.num_between,
+            self.num_units,
+            codes,
+            self.per_rank,
+            self.num_steps * self.per_step,
         )
         return Labels(kind=kind, rank=rank, index=index, step=step)
 
 
 @njit(cache=True)
-def _labels(num_ranks, num_ops, num_units, codes, per_rank, num_tasks):
+def _labels(num_ranks, num_ops, num_between, num_units, codes, per_rank, num_tasks):
     per_step = num_ranks * per_rank + num_units + 1
     kind, rank = np.full(num_tasks, MEET), np.full(num_tasks, -1)
     index, step = np.zeros(num_tasks, np.int64), np.arange(num_tasks) // per_step
@@ -83,10 +96,14 @@ def _labels(num_ranks, num_ops, num_units, codes, per_rank, num_tasks):
             own = start + owner * per_rank
             rank[own : own + per_rank], kind[own] = owner, DATA
             for op in range(num_ops):
-                forward, backward = own + 1 + op, own + 2 * num_ops - op
+                forward, backward = own + 1 + op, own + 2 * num_ops + num_between - op
                 kind[forward], index[forward] = FORWARD, op
                 kind[backward], index[backward] = BACKWARD, op
-            encode = own + 1 + 2 * num_ops
+            between = own + 1 + num_ops
+            # Like forward, it comes before the backward pass that exchanges overlap with.
+            for task in range(between, between + num_between):
+                kind[task], index[task] = FORWARD, num_ops
+            encode = between + num_between + num_ops
             decode, update = encode + codes, encode + 2 * codes
             for unit in range(codes):
                 kind[encode + unit], index[encode + unit] = ENCODE, unit

@@ -2,7 +2,9 @@
 
 `Simulator.step_s` is what a search calls thousands of times; `forecast` adds what a person wants to know; `timeline`
 makes the same `Timeline` that a real run has. A plan is read exactly as the runtime reads it: the same buckets, the same
-loads on links, the same order.
+loads on links, the same order, and the loop that the workload states: passes that accumulate, clipping, which needs all
+gradients and so ends every step with a barrier. What clipping itself takes is not counted, as little as an optimizer's step
+is where no profile knows it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from autotune.simulate.data_parallel import StepCosts, Units, expand
 from autotune.simulate.engine import Floats, Run, Site, Tasks, simulate
 from autotune.simulate.layout import Layout
 from autotune.simulate.limit import step_limit
+from autotune.simulate.passes import step_passes
 from autotune.simulate.pipeline import expand_pipeline, param_shares, shared_bytes
 from autotune.simulate.spans import Simulated, spans
 from autotune.simulate.stage_table import pass_names, stage_table
@@ -29,6 +32,7 @@ from results.record import Limit, Prediction, WorkloadInfo
 from workloads.blocks import Timetable
 from workloads.graph import OpGraph
 from workloads.plan import CODECS, CommPlan, Plan
+from workloads.workload import PLAIN_LOOP, Loop, check_no_stages
 
 _CROSSING_STEPS = 4
 """Steps until one is like the next where they overlap."""
@@ -39,8 +43,8 @@ _NOTHING = np.zeros((0, 0))
 class Simulator:
     """Predicts plans for one workload on one mix."""
 
-    def __init__(self, info: WorkloadInfo, graph: OpGraph, costs: Costs) -> None:
-        self.info, self.graph, self.costs = info, graph, costs
+    def __init__(self, info: WorkloadInfo, graph: OpGraph, costs: Costs, *, loop: Loop = PLAIN_LOOP) -> None:
+        self.info, self.graph, self.costs, self.loop = info, graph, costs, loop
         self._saved_bytes = np.array([op.saved_bytes_per_sample for op in graph.ops])
         self._speeds = link_speeds(costs.cluster)
         self._units = lru_cache(maxsize=_KEPT_UNITS)(UnitMaker(graph, costs).make)
@@ -62,6 +66,7 @@ class Simulator:
     def simulate(self, plan: Plan) -> Simulated:
         """Expand the plan and run it."""
         if plan.pipeline is not None:
+            check_no_stages(self.info.name, self.loop)
             tasks, labels = expand_pipeline(self.graph, plan, self.costs)
             run = simulate(tasks, self._site_of(plan.comm))
             return Simulated(tasks=tasks, labels=labels, run=run, num_steps=1, step_s=run.makespan_s)
@@ -73,7 +78,7 @@ class Simulator:
     def _run(self, plan: Plan) -> tuple[Tasks, Layout, Run]:
         """Of a data-parallel plan."""
         units = self._units_of(plan)
-        crosses = plan.comm.reducer == "scheduled" and plan.comm.crosses_steps
+        crosses = plan.comm.reducer == "scheduled" and plan.comm.crosses_steps and self.loop.clip_norm is None
         layout = Layout(
             num_ranks=len(plan.batch.samples),
             num_ops=len(self.graph.ops),
@@ -81,6 +86,7 @@ class Simulator:
             num_steps=_CROSSING_STEPS if crosses else 1,
             crosses=crosses,
             coded=set(plan.compression.codecs) != {"none"} or bool(plan.compression.factors),
+            accumulates=self.loop.accumulate > 1,
         )
         tasks = expand(self._step_costs(plan, units, coded=layout.coded), units, layout)
         return tasks, layout, simulate(tasks, self._site_of(plan.comm))
@@ -105,7 +111,8 @@ class Simulator:
     def is_tight(self) -> bool:
         """Whether some device could not hold the whole model with an even share of the batch."""
         limits = [device.memory_bytes for device in self.costs.cluster.devices]
-        held = self.graph.held_bytes + self.graph.saved_bytes_per_sample * self.info.global_batch / len(limits)
+        samples = self.info.global_batch / len(limits) / self.loop.accumulate
+        held = self.graph.held_bytes + self.graph.saved_bytes_per_sample * samples
         return any(limit is not None and held > limit for limit in limits)
 
     def forecast(self, plan: Plan) -> Forecast:
@@ -139,7 +146,7 @@ class Simulator:
             breakdown=break_down(self.timeline(plan, simulated)),
             limit=self.limit(),
             origins=self.costs.origins,
-            doubts=tuple(self.costs.doubts(plan.batch.samples)),
+            doubts=tuple(self.costs.doubts([max(self.loop.passes(count), default=0) for count in plan.batch.samples])),
             price_per_hour=_total([device.price_per_hour for device in devices]),
             joules_per_step=self.joules_per_step(simulated),
         )
@@ -187,15 +194,16 @@ class Simulator:
     def _step_costs(self, plan: Plan, units: Units, *, coded: bool) -> StepCosts:
         samples = np.array(plan.batch.samples, np.float64)
         encode_s, decode_s = self._codec_s(plan, units, samples) if coded else (_NOTHING, _NOTHING)
-        forward_s, backward_s = self.costs.passes(samples)
+        passes = step_passes(self.costs, self.loop, plan.batch.samples)
         return StepCosts(
-            data_s=self.costs.data.at(samples) * (samples > 0),
-            forward_s=forward_s,
-            backward_s=backward_s,
+            data_s=(self.costs.data.at(samples) + self.costs.data.fixed_s * (passes.number - 1)) * (samples > 0),
+            forward_s=passes.forward_s,
+            backward_s=passes.backward_s,
+            between_s=passes.between_s,
             encode_s=encode_s,
             decode_s=decode_s,
             update_s=self.costs.update.at(samples),
-            samples=samples,
+            samples=passes.largest,
             saved_bytes_per_sample=self._saved_bytes,
         )
 

@@ -65,7 +65,7 @@ def spans(
             yield from _sent(simulated, task, sources[task], wire_bytes, zero_s)
             continue
         lane, name, pattern = _KINDS[kind]
-        op = graph.ops[index].name if kind in (FORWARD, BACKWARD) and index < len(graph.ops) else ""
+        op = graph.ops[index].name if kind in (FORWARD, BACKWARD) and index < len(graph.ops) else "passes between"
         if kind in (BACKWARD, ENCODE):
             last_backward[rank] = max(last_backward.get(rank, 0.0), end_s)
         if kind in (DECODE, UPDATE):

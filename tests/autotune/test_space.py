@@ -19,6 +19,7 @@ from tests.results import sample
 from workloads.plan import CODECS, BatchPlan, CommPlan, CompressionPlan, KindCodec, PipelinePlan, Plan
 from workloads.serial import from_data, to_data
 from workloads.split import Bounds, bounds, proportional
+from workloads.workload import Loop
 
 MIXED4 = (1.0, 1 / 1.5, 1 / 2, 1 / 4)
 STEADY = settings(derandomize=True, deadline=None)
@@ -128,6 +129,18 @@ def test_one_rank_has_nothing_to_schedule() -> None:
     assert ways_to_send(1, ("gloo",)) == {"reducers": ("bucketed",), "collectives": ("ring",)}
     assert ways_to_send(4, ("nccl",))["reducers"] == ("bucketed",)
     assert "shards" in ways_to_send(2, ("gloo", "mpi"))["collectives"]
+
+
+def test_a_loop_that_clips_is_offered_no_steps_that_cross() -> None:
+    """Clipping needs all gradients at once; a plan by hand that crosses is the scheduled one to a search."""
+    assert "crossing" in ways_to_send(4, ("gloo",), Loop(accumulate=4, autocast="bfloat16"))["reducers"]
+    generator = random.Random(3)
+    chosen = space(**SCHEDULES | ways_to_send(4, ("gloo",), Loop(clip_norm=1.0)))
+    plans = [chosen.plan(random_point(chosen, generator)) for _ in range(500)]
+    assert {plan.comm.reducer for plan in plans} == {"bucketed", "scheduled"}
+    assert not any(plan.comm.crosses_steps for plan in (*plans, *knob_plans(chosen, (30, 20, 10, 4))))
+    by_hand = Plan(batch=BatchPlan(samples=(16,) * 4), comm=CommPlan(reducer="scheduled", crosses_steps=True))
+    assert chosen.point(by_hand)["reducer"] == "scheduled"
 
 
 def test_no_tilt_is_the_proportional_split() -> None:

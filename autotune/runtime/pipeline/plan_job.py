@@ -28,7 +28,7 @@ from workloads.errors import SpecError
 from workloads.graph import OpGraph
 from workloads.plan import PipelinePlan, Plan
 from workloads.stage_order import BACKWARD, FORWARD, is_split
-from workloads.workload import Workload
+from workloads.workload import Workload, check_no_stages, loop_of
 
 Lanes = list[tuple[int, tuple[int, ...]]]
 """Samples of each lane in a micro-batch, and its rank at each stage."""
@@ -41,6 +41,7 @@ def plan_job(workload: Workload, plan: Plan, graph: OpGraph, *, paced: bool = Tr
         raise SpecError("the plan has no pipeline stages: train it as a data-parallel one")
     plan.validate(num_ranks=len(plan.batch.samples), global_batch=workload.global_batch)
     plan.check_runnable()
+    check_no_stages(workload.name, loop_of(workload))
     if getattr(workload, "sync_norm", False):
         raise SpecError(
             f"workload {workload.name!r} takes BatchNorm statistics over all ranks, but stages of a pipeline take them over "
