@@ -189,4 +189,6 @@ class BestPlan:
     label: str = "emulated"
     study: str = ""
     saved_at: str = ""
+    parameters: dict[str, str] = field(default_factory=dict)
+    """The shapes of the model's trained tensors by name, such as "64x3x3x3": by them a script's model is recognised."""
     schema: int = SCHEMA

@@ -15,12 +15,14 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from workloads.errors import AutotuneError
+from workloads.errors import AutotuneError, SpecError
 
 _POLL_S = 0.0005
 _TAG_DOWN, _TAG_UP, _TAG_CLOCK = 1, 2, 3
 _CLOCK_QUESTIONS = 20
 _PR_SET_PDEATHSIG = 1
+_LATER_S = 1.0
+"""How long other ranks let rank 0 speak first."""
 
 
 class RankSilentError(AutotuneError):
@@ -31,9 +33,14 @@ class Control:
     """This process's place in the job, and its line to the others."""
 
     def __init__(self, comm: Any) -> None:
-        self.comm = comm
+        self._comm = comm
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
+
+    @property
+    def comm(self) -> Any:
+        """MPI's communicator of all ranks."""
+        return self._comm
 
     @property
     def is_leader(self) -> bool:
@@ -104,8 +111,23 @@ class Control:
         os._exit(exit_code)
 
 
+class Alone(Control):
+    """A job of one process, started without mpirun: MPI is loaded only if a plan's transport is MPI."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = 0, 1
+
+    @property
+    def comm(self) -> Any:
+        from mpi4py import MPI  # noqa: PLC0415 - importing it starts MPI
+
+        return MPI.COMM_WORLD
+
+
 def start_control() -> Control:
     """Join the MPI job (a job of one, if started without mpirun)."""
+    if launched_ranks() is None:
+        return Alone()
     _die_with_parent()
     from mpi4py import MPI  # noqa: PLC0415 - importing it joins the job
 
@@ -126,6 +148,32 @@ def launched_ranks() -> int | None:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
     return None
+
+
+def check_launcher() -> None:
+    """Refuse a script that another launcher has started several times: each process would be a job of its own."""
+    size = os.environ.get("WORLD_SIZE", "")
+    if launched_ranks() is None and size.isdigit() and int(size) > 1:
+        raise SpecError(
+            f"WORLD_SIZE is {size} and no MPI launcher has started this process: start the script by "
+            f"`mpirun -n {size} python script.py` instead of torchrun"
+        )
+
+
+def speak_briefly() -> None:
+    """On all ranks but the first, an error that all ranks have in common is one line, not a traceback each."""
+    if not launched_rank():
+        return
+    usual = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if not isinstance(error, AutotuneError):
+            usual(kind, error, trace)
+            return
+        time.sleep(_LATER_S)
+        sys.stderr.write(f"autotune: error on rank {launched_rank()}: {error}\n")
+
+    sys.excepthook = hook
 
 
 def _die_with_parent() -> None:

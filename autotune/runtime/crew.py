@@ -6,6 +6,7 @@ place where ranks can be out of step, and it is here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from autotune.runtime.pilot import Decide
 from autotune.runtime.trial import Effort, RankOutcome, RankRunner, Steering
 from profilers.timeline import Timeline
 from results.record import RankResult, TrialState
-from workloads.errors import AutotuneError
+from workloads.errors import AutotuneError, LossNotFiniteError
 from workloads.plan import Plan
 from workloads.serial import from_data, to_data
 
@@ -45,7 +46,8 @@ class Crew:
     def measure(self, plan: Plan, effort: Effort) -> Measurement:
         """Run a trial on all ranks."""
         outcomes = self._order({"do": "trial", "plan": to_data(plan), "effort": to_data(effort)}, effort)
-        return combine([outcome[0] for outcome in outcomes])
+        ranks = [outcome[0] for outcome in outcomes]
+        return with_finite_losses(combine(ranks), ranks)
 
     def contest(self, plans: Sequence[Plan], rounds: int, effort: Effort) -> list[Measurement]:
         """Run several plans in turn on all ranks; a measurement's steps_s holds the mean step of each round."""
@@ -186,3 +188,17 @@ def combine(outcomes: Sequence[RankOutcome]) -> Measurement:
         ranks=tuple(outcome.result for outcome in outcomes if outcome.result is not None),
         timeline=Timeline.merge(outcome.timeline for outcome in outcomes),
     )
+
+
+def with_finite_losses(measured: Measurement, outcomes: Sequence[RankOutcome]) -> Measurement:
+    """A trial as it is, or failed where the loss of a rank became nan or inf: how fast that was means nothing."""
+    found = [
+        (step, rank, loss)
+        for rank, outcome in enumerate(outcomes)
+        for step, loss in enumerate(outcome.loss_shares, start=1)
+        if not math.isfinite(loss)
+    ]
+    if measured.state is not TrialState.COMPLETE or not found:
+        return measured
+    step, rank, loss = min(found)
+    return Measurement(state=TrialState.FAILED, reason=f"rank {rank}: {LossNotFiniteError(loss, step)}")

@@ -16,9 +16,9 @@ from typing import Any
 
 from torch import nn
 
-from autotune.runtime.comm.engine import Engine
 from autotune.runtime.pilot import Pilot, Report
 from autotune.runtime.reducer import Sent
+from autotune.runtime.script_reducer import ScriptReducer
 from autotune.runtime.steering import parts_of
 from autotune.runtime.training_data import TrainingData
 from profilers.step_stats import StepStats
@@ -33,11 +33,11 @@ class ScriptSteering:
     def __init__(  # noqa: PLR0913, PLR0917 - made by parallelize only
         self,
         model: nn.Module,
-        engine: Engine,
+        engine: ScriptReducer,
         plan: Plan,
         pilot: Pilot,
         data: TrainingData,
-        switch: Callable[[Plan], Engine],
+        switch: Callable[[Plan], ScriptReducer],
         look: Look,
     ) -> None:
         """`switch`: gradients travel as this plan says from here on. `look`: times the links."""

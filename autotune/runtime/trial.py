@@ -7,6 +7,7 @@ fail in turn, and all ranks meet again at the end of the trial.
 from __future__ import annotations
 
 import gc
+import math
 import random
 import sys
 import time
@@ -30,7 +31,7 @@ from autotune.runtime.tracing import ClockOffset, aligned, samplers_for, traced_
 from autotune.runtime.trainer import Seat, Trainer, needs_norm_group
 from profilers.timeline import Timeline
 from results.record import RankResult
-from workloads.errors import InfeasiblePlanError, SpecError, TrialTimeoutError
+from workloads.errors import InfeasiblePlanError, LossNotFiniteError, SpecError, TrialTimeoutError
 from workloads.graph import OpGraph
 from workloads.plan import CommPlan, Plan
 from workloads.workload import Workload
@@ -213,8 +214,10 @@ class RankRunner:
                     leaving.callback(stepper.close)
                 steps: list[PerformedStep] = [stepper.step() if steering is not None else trainer.metered_step()]
                 cpu_s = time.process_time()
+                _check_finite(steps[0].loss_share, 1)
                 while len(steps) < effort.steps:
                     steps += _run(stepper, 1, stage.deadline)[1]
+                    _check_finite(steps[-1].loss_share, len(steps))
                     on_step(len(steps))
                 cpu_s = (time.process_time() - cpu_s) / max(effort.steps - 1, 1)
                 return self._outcome(trainer, steps, cpu_s)
@@ -342,6 +345,11 @@ def _run(trainer: Performer | SteeredTrainer, num_steps: int, deadline: float) -
     return (time.process_time() - cpu_s) / max(num_steps, 1), steps
 
 
+def _check_finite(loss: float, step: int) -> None:
+    if not math.isfinite(loss):
+        raise LossNotFiniteError(loss, step)
+
+
 def _with_rounds(outcome: RankOutcome, rounds_s: tuple[float, ...]) -> RankOutcome:
     return RankOutcome(steps_s=rounds_s, result=outcome.result)
 
@@ -352,6 +360,8 @@ def _fault(error: Exception) -> Fault:
         kind, text = "memory", str(error)
     elif isinstance(error, TrialTimeoutError):
         kind, text = "time", str(error)
+    elif isinstance(error, LossNotFiniteError):
+        kind, text = "own", str(error)
     elif isinstance(error, PeerLostError) or "gloo" in text or "PeerLostError" in text:
         kind = "peer"
     else:

@@ -1,0 +1,182 @@
+"""Torch's DistributedDataParallel under a training script that goes on calling its own model.
+
+DDP wants to be called in the model's place. Hooks before and after the model's forward pass do what DDP's own forward does
+around it, as torch's composable `replicate` does. DDP averages over ranks, so a gradient is multiplied by N·b_i/B before it
+is accumulated. Everything else, and every limit, is DDP's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from autotune.runtime.comm.exchange import NO_BATCH, Setting
+from autotune.runtime.comm.make_units import optimized, roots_of, signature
+from autotune.runtime.comm.tracked import accumulator_of
+from autotune.runtime.override import Hook
+from autotune.runtime.reducer import Sent, sent_over
+from autotune.runtime.traced_group import TracedGroup
+from workloads.errors import SpecError
+from workloads.plan import DDP_BUCKET_BYTES, MIB, Plan
+
+
+class ScriptDdp:
+    """One DDP for each model of a script."""
+
+    barrier_reason = "reducer 'ddp' waits for all gradients"
+    stalled_s = 0.0
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        plan: Plan,
+        group: dist.ProcessGroup,
+        setting: Setting,
+    ) -> None:
+        self.model, self._optimizers, self._plan, self._group = model, list(optimizers), plan, group
+        self.weight = setting.weight
+        self.batch_number = self.num_loads = 0
+        self._syncs, self._is_unsynced, self._task = True, False, -1
+        self._build()
+
+    @property
+    def is_between_steps(self) -> bool:
+        return not self._is_unsynced
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside only accumulate."""
+        before, self._syncs = self._syncs, False
+        with ExitStack() as stack:
+            for ddp in self._ddps.values():
+                stack.enter_context(ddp.no_sync())
+            yield
+        self._syncs = before
+
+    def settle(self) -> None:
+        """Parameters always are up to date."""
+
+    def record(self, *, on: bool) -> None:
+        if isinstance(self._group, TracedGroup):
+            self._group.recording = on
+
+    def sent(self) -> Sent:
+        return sent_over(self._group)
+
+    def owed(self) -> dict[str, Tensor]:
+        """Nothing: DDP's fp16 hook keeps no account of what it rounds off."""
+        return {}
+
+    def owe(self, owed: dict[str, Tensor]) -> None:
+        """What was owed is given up."""
+
+    def detach(self, error: BaseException | None = None) -> None:  # noqa: ARG002 - peers learn of it from the group
+        self._take_down()
+        del self._group
+
+    def _build(self) -> None:
+        self._check_optimizers()
+        self._signature = self._signature_now()
+        # Left unset, DDP's cap is 25 MiB with a small first bucket that leaves early; set, it holds for all buckets.
+        cap_bytes = self._plan.comm.bucket_bytes
+        options: dict[str, Any] = {
+            "process_group": self._group,
+            "bucket_cap_mb": None if cap_bytes == DDP_BUCKET_BYTES else cap_bytes / MIB,
+            "init_sync": False,
+            "find_unused_parameters": True,
+        }
+        roots = roots_of(self.model)
+        trained = [root for root in roots if any(p.requires_grad for p in root.parameters())]
+        self._ddps = {root: DistributedDataParallel(root, **options) for root in trained}
+        if self._plan.compression.codec == "fp16":
+            for ddp in self._ddps.values():
+                ddp.register_comm_hook(self._group, fp16_compress_hook)
+        self._has_run = dict.fromkeys(self._ddps, False)
+        self._handles = [
+            *self._hook_gradients(),
+            *(root.register_forward_pre_hook(Hook(self._before), prepend=True, with_kwargs=True) for root in roots),
+            *(root.register_forward_hook(Hook(self._after)) for root in roots),
+            *(optimizer.register_step_pre_hook(lambda *_: self._before_step()) for optimizer in self._optimizers),
+        ]
+
+    def _take_down(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._accumulators.clear()
+        self._ddps.clear()
+
+    def _check_optimizers(self) -> None:
+        known = {id(p) for p in self.model.parameters()}
+        for optimizer in self._optimizers:
+            if any(id(p) not in known and p.requires_grad for p in optimized(optimizer)):
+                raise SpecError(
+                    f"{type(optimizer).__name__} has parameters that are not the model's, which reducer 'ddp' does not exchange: "
+                    "make them parameters of the model, or use a plan with reducer 'scheduled'"
+                )
+
+    def _signature_now(self) -> tuple[object, ...]:
+        return signature(list(self.model.parameters()), self._optimizers)
+
+    def _hook_gradients(self) -> list[Any]:
+        self._accumulators: list[Any] = []
+        handles = []
+        for root in self._ddps:
+            for parameter in root.parameters():
+                if parameter.requires_grad:
+                    node = accumulator_of(parameter)
+                    self._accumulators.append(node)
+                    handles.append(node.register_prehook(self._weigh(root)))
+        return handles
+
+    def _weigh(self, root: nn.Module) -> Any:
+        def hook(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor, ...] | None:
+            if (task := torch._C._current_graph_task_id()) != self._task:
+                self._task = task
+                self._is_unsynced = not self._syncs
+                self._check_pass(root)
+            (gradient,) = gradients
+            assert self.weight is not None
+            factor = self.weight * self._group.size()
+            return None if gradient is None or factor == 1.0 else (gradient * factor,)
+
+        return hook
+
+    def _check_pass(self, root: nn.Module) -> None:
+        if self.weight is None:
+            raise SpecError(NO_BATCH)
+        if self._syncs and not self._has_run[root]:
+            raise SpecError(
+                "a backward pass follows another one, or a part of the model, without a forward pass of the model, and reducer "
+                "'ddp' does not exchange its gradients: use a plan with reducer 'scheduled'"
+            )
+        if self._syncs:
+            self._has_run = dict.fromkeys(self._has_run, False)
+
+    def _before(self, root: nn.Module, args: Any, kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling() and self._signature_now() != self._signature:
+            self._take_down()
+            self._build()
+        if root not in self._ddps:
+            return None
+        self._has_run[root] = True
+        changed: tuple[Any, Any] = self._ddps[root]._pre_forward(*args, **kwargs)
+        return changed
+
+    def _after(self, root: nn.Module, _args: Any, output: Any) -> Any:
+        return self._ddps[root]._post_forward(output) if root in self._ddps else None
+
+    def _before_step(self) -> None:
+        if self._is_unsynced:
+            raise SpecError(
+                "optimizer.step() follows backward passes inside no_sync() only, and reducer 'ddp' exchanges gradients in "
+                "backward(): run the last one outside, or use a plan with reducer 'scheduled'"
+            )
