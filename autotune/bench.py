@@ -16,6 +16,7 @@ from typing import TypeVar, cast
 import torch
 
 from autotune.job import LAB_VARIABLE, Job
+from autotune.loss_checks import check_loss
 from autotune.runtime.control import Control
 from autotune.runtime.crew import Crew
 from autotune.runtime.data import batches_of
@@ -42,7 +43,7 @@ from workloads.serial import digest
 from workloads.split import Bounds, bounds
 from workloads.trace import ChangingMix
 from workloads.trace_file import load_trace
-from workloads.workload import Workload
+from workloads.workload import PLAIN_LOOP, Loop, Workload, check_no_stages, loop_of
 
 T = TypeVar("T")
 
@@ -102,7 +103,7 @@ class Bench:
             factors_for=factor_chooser(self.graph, self.cluster),
             kinds=kinds_of(self.graph),
             staged=self.staged,
-            **ways_to_send(len(self.cluster.devices), self.transports),
+            **ways_to_send(len(self.cluster.devices), self.transports, loop_of(self.workload)),
         )
 
 
@@ -131,8 +132,9 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> Bench:
     workload = agreed(control, lambda: load_workload(job.workload, job.options))
     torch_device = _torch_device(control, cluster)
     cluster = cluster.on_hardware(control.share(_hardware(torch_device)))
-    graph = agreed(control, lambda: capture_workload(workload, job.seed))
-    info = workload_info(job, workload.global_batch, graph, sync_norm=getattr(workload, "sync_norm", False))
+    graph = agreed(control, lambda: capture_workload(workload, job.seed, name=job.workload))
+    loop = loop_of(workload)
+    info = workload_info(job, workload.global_batch, graph, loop=loop, sync_norm=getattr(workload, "sync_norm", False))
     limits = agreed(control, lambda: job_bounds(workload, graph, cluster, total=workload.global_batch))
     groups = agreed(control, lambda: Groups(control, cluster))
     rank = control.rank
@@ -166,8 +168,8 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> Bench:
     )
 
 
-def capture_workload(workload: Workload, seed: int) -> OpGraph:
-    """The costs of a workload's model, from two tiny forward passes."""
+def capture_workload(workload: Workload, seed: int, *, name: str = "") -> OpGraph:
+    """The costs of a workload's model, from two tiny forward passes, once its loss is found to be one. `name`: for messages."""
     torch.manual_seed(seed)
     model = workload.model()
     batches = batches_of(workload, (workload.global_batch,), 0, seed=seed)
@@ -176,6 +178,7 @@ def capture_workload(workload: Workload, seed: int) -> OpGraph:
             f"workload {workload.name!r} has {batches.num_samples} samples but a global batch of "
             f"{workload.global_batch}: use a smaller batch or more data"
         )
+    check_loss(workload, model, batches.fetch, name=name or workload.name)
     fetched = {count: batches.fetch(torch.arange(count)) for count in COUNTED}
     return capture(model, lambda count: workload.loss(model, fetched[count]))
 
@@ -201,12 +204,15 @@ def with_held_bytes(graph: OpGraph, workload: Workload, seed: int) -> OpGraph:
     return replace(graph, held_bytes=static_bytes(model, optimizer, buffer_bytes=0))
 
 
-def workload_info(job: Job, global_batch: int, graph: OpGraph, *, sync_norm: bool = False) -> WorkloadInfo:
+def workload_info(
+    job: Job, global_batch: int, graph: OpGraph, *, loop: Loop = PLAIN_LOOP, sync_norm: bool = False
+) -> WorkloadInfo:
     """The workload as records and reports name it."""
+    settings = [loop.settings] if loop.settings else []
     return WorkloadInfo(
         name=job.workload_name,
         options=dict(job.options),
-        fingerprint=digest([job.workload, job.options, global_batch, graph.fingerprint()]),
+        fingerprint=digest([job.workload, job.options, global_batch, graph.fingerprint(), *settings]),
         global_batch=global_batch,
         param_bytes=graph.param_bytes,
         flops_per_sample=graph.flops_per_sample,
@@ -222,7 +228,11 @@ def num_norms(graph: OpGraph) -> int:
 def sample_bounds(workload: Workload, graph: OpGraph, cluster: Cluster, *, total: int) -> Bounds:
     """Fewest and most samples per rank: the workload's minimum, and what each device's memory holds."""
     static = _STATE_COPIES * graph.param_bytes
-    caps = [sample_cap(static, graph.saved_bytes_per_sample, device, total) for device in cluster.devices]
+    passes = loop_of(workload).accumulate
+    caps = [
+        min(total, passes * sample_cap(static, graph.saved_bytes_per_sample, device, total))
+        for device in cluster.devices
+    ]
     limits = bounds(len(cluster.devices), total, minimum=workload.min_samples)
     limits.check(total)
     limits = bounds(len(cluster.devices), total, minimum=workload.min_samples, caps=caps)
@@ -238,6 +248,7 @@ def job_bounds(workload: Workload, graph: OpGraph, cluster: Cluster, *, total: i
         return sample_bounds(workload, graph, cluster, total=total)
     except InfeasiblePlanError:
         try:
+            check_no_stages(workload.name, loop_of(workload))
             stage_modules(workload, workload.model())
         except SpecError:
             pass

@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from typing import TextIO
 
-from autotune.job import Job, default_results, parse_options
+from autotune.job import Job, parse_options
 from autotune.parser import build_parser
 from autotune.question import Aim, Question
 from autotune.runtime.control import launched_rank
+from results.command_line import default_results
 from workloads.errors import AutotuneError
+from workloads.registry import split_workload
 
 _FIRST_WORD_S = 1.0
 """How long other ranks wait before they leave with an error, so that mpirun does not end rank 0 before it has spoken."""
@@ -52,9 +54,10 @@ def _run(arguments: list[str], parser_errors: TextIO | None = None) -> int:
 
 
 def _job(options: argparse.Namespace, arguments: list[str]) -> Job:
+    workload, named = split_workload(options.workload)
     return Job(
-        workload=options.workload,
-        options=parse_options(options.set),
+        workload=workload,
+        options=named | parse_options(options.set),
         clusters=_names(options.cluster),
         results=options.results or default_results(),
         seed=options.seed,

@@ -9,7 +9,9 @@ from typing import Any
 
 from autotune.terminal import STDOUT, is_terminal, terminal_width
 from profilers.perfetto import write_trace
-from results.best import all_best, best_path
+from profilers.timeline import Timeline
+from results.best import all_best, best_path, matching
+from results.command_line import first_sweep
 from results.compare import compare_sides
 from results.report import build_report
 from results.series_file import read_side
@@ -37,16 +39,11 @@ def doctor(results: Path, num_ranks: int, *, as_json: bool) -> int:
 
 def best(results: Path, workload: str | None, cluster: str | None, export: Path | None, *, as_json: bool) -> int:
     """List the kept plans, or export the one that is meant."""
-    kept = [
-        (path, plan)
-        for path, plan in all_best(results)
-        if workload in (None, plan.workload) and cluster in (None, plan.cluster)
-    ]
+    kept = matching(all_best(results), workload, cluster)
     if not kept:
         asked = " ".join(f"--{name} {value}" for name, value in (("workload", workload), ("cluster", cluster)) if value)
-        raise SpecError(
-            f"no best plan{' for ' + asked if asked else ''} in {str(results)!r}: run `autotune sweep` first"
-        )
+        sweep = first_sweep(results, workload, cluster)
+        raise SpecError(f"no best plan{' for ' + asked if asked else ''} in {str(results)!r}: run `{sweep}` first")
     if export is not None:
         if len(kept) > 1:
             names = ", ".join(f"{plan.workload} on {plan.cluster}" for _, plan in kept)
@@ -54,7 +51,9 @@ def best(results: Path, workload: str | None, cluster: str | None, export: Path 
         try:
             write_json(export, kept[0][1])
         except OSError as error:
-            raise SpecError(f"cannot write {str(export)!r}: {error.strerror}") from error
+            raise SpecError(
+                f"cannot write {str(export)!r}: {error.strerror}: name another file with --export"
+            ) from error
     if as_json:
         write([to_data(plan) | {"file": str(path)} for path, plan in kept])
     else:
@@ -101,18 +100,30 @@ def _write_trace(stores: list[StudyStore], reports: list[Any], trace: Path, tria
         raise SpecError(
             f"--trace writes one trial but the study has several mixes ({mixes}): sweep one under a --study name"
         )
-    best = reports[0].best
-    if trial is None and best is not None:
-        trial = next((row.number for row in reports[0].trials if row.plan == best.plan), None)
-    if trial is None:
-        raise SpecError("--trace: the study has no finished trial to write")
-    write_trace(stores[0].timeline(trial), trace)
+    timeline = stores[0].timeline(trial) if trial is not None else _best_timeline(stores[0], reports[0])
+    write_trace(timeline, trace)
+
+
+def _best_timeline(store: StudyStore, report: Any) -> Timeline:
+    """The traced step of the best plan; where none was kept, of the fastest trial that has one."""
+    traced = store.traced()
+    finished = [row for row in report.trials if row.step_s is not None and row.number in traced]
+    if report.best is not None and (kept := store.plan_timeline(report.best.plan)) is not None:
+        return kept
+    if report.best is None or not finished:
+        raise SpecError("--trace: the study has no traced trial to write: let its sweep go on, by the same command")
+    own = next((row.number for row in finished if row.plan == report.best.plan), None)
+    if own is None:
+        own = finished[0].number
+        sys.stderr.write(f"autotune: no trace of the best plan was kept: --trace writes trial {own}, the fastest\n")
+    return store.timeline(own)
 
 
 def _report(results: Path, store: StudyStore) -> Any:
     info = store.info()
     path = best_path(results, info.workload.name, info.cluster.name)
-    return build_report(info, store.records(), store.comparison(), str(path) if path.exists() else None)
+    best_file = str(path) if path.exists() else None
+    return build_report(info, store.records(), store.comparison(), best_file, results=results)
 
 
 def console() -> Any:

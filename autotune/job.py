@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from results import environment
 from results.best import BEST_FOLDER
+from results.command_line import JobWords, default_results
 from results.record import BestPlan
 from results.store import read_json, safe_name, writable_folder
 from workloads.cluster import Cluster, load_cluster
-from workloads.errors import SpecError, unknown_name
+from workloads.errors import SpecError, StoreError, unknown_name
 from workloads.plan import CODECS, LOSSLESS_CODECS, ONE_ROUND_CODECS, TRANSPORTS
 from workloads.registry import check_workload_name
 from workloads.trace import ChangingMix
 from workloads.trace_file import load_trace
 
-RESULTS_VARIABLE = "AUTOTUNE_RESULTS"
 RACE_FOLDER = "race"
-LAB_VARIABLE = "AUTOTUNE_LAB"
+_PLAN_FILES = "--plan takes `best` or a file from `autotune best --export`"
+LAB_VARIABLE = environment.LAB_VARIABLE
 """Set for what runs in a lab: its figures are labelled so, and its links are not paced as well."""
 
 
@@ -30,7 +33,7 @@ class Job:
     workload: str
     options: dict[str, str] = field(default_factory=dict)
     clusters: tuple[str, ...]
-    results: Path
+    results: Path = field(default_factory=default_results)
     seed: int = 0
     command: str = ""
     study: str | None = None
@@ -64,10 +67,16 @@ class Job:
     def study_name(self) -> str:
         return self.study or safe_name(self.workload_name)
 
-
-def default_results() -> Path:
-    """Where a run writes unless told otherwise."""
-    return Path(os.environ.get(RESULTS_VARIABLE) or Path("results") / "data")
+    def words(self, num_ranks: int) -> JobWords:
+        """What the job is about, for the commands that messages suggest."""
+        return JobWords(
+            workload=self.workload,
+            options=self.options,
+            cluster=self.clusters[0],
+            num_ranks=num_ranks,
+            results=self.results,
+            lab=os.environ.get(LAB_VARIABLE, ""),
+        )
 
 
 def parse_options(pairs: list[str]) -> dict[str, str]:
@@ -99,6 +108,20 @@ def check_job(job: Job, num_ranks: int) -> tuple[Cluster, ...]:
             ChangingMix(cluster, trace)
     writable_folder(job.results)
     return clusters
+
+
+def check_started(job: Job) -> None:
+    """Refuse a job of one rank that no mpirun has started, where the clusters have several devices."""
+    loaded = [load_cluster(spec) for spec in job.clusters]
+    several = [cluster for cluster in loaded if len(cluster.devices) > 1]
+    if several:
+        num_ranks = min(len(cluster.devices) for cluster in several)
+        words = job.words(num_ranks)
+        raise SpecError(
+            f"cluster {several[0].name!r} has {len(several[0].devices)} devices but the job has 1 rank: was mpirun forgotten? "
+            f"Start `{words.started(job.command) if job.command else words.command('sweep')}`, or add --ranks {num_ranks} "
+            "(--ranks 1 for one device only)"
+        )
 
 
 def _check_numbers(job: Job) -> None:
@@ -143,4 +166,15 @@ def read_plan_file(path: str) -> BestPlan:
     """A plan as `autotune sweep` keeps it and `autotune best --export` writes it."""
     if not Path(path).exists():
         raise SpecError(f"no plan file {path!r}: name a file, or use --plan best for the one kept by the last sweep")
-    return read_json(BestPlan, Path(path))
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StoreError(f"cannot read {path!r}: {error.strerror}: {_PLAN_FILES}") from error
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path!r} is no plan (not JSON): {_PLAN_FILES}") from error
+    if not isinstance(data, dict):
+        raise StoreError(f"{path!r} is no plan (JSON, but no table): {_PLAN_FILES}")
+    try:
+        return read_json(BestPlan, Path(path))
+    except SpecError as error:
+        raise SpecError(f"{error}; {_PLAN_FILES}") from error

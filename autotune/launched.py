@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from autotune.job import Job, check_job, race_file
+from autotune.job import Job, check_job, check_started, race_file
 from autotune.runtime.control import Control, launched_ranks, start_control
 from autotune.runtime.launch import become, mpirun_command
 from autotune.terminal import STDERR, STDOUT, is_terminal, terminal_width
@@ -180,6 +180,8 @@ def _pass_the_door(job: Job, control: Control) -> tuple[Cluster, ...]:
             raise _RefusedError(exit_code)
         return check_job(job, control.size)
     try:
+        if launched_ranks() is None and control.size == 1:
+            check_started(job)
         clusters = check_job(job, control.size)
     except AutotuneError as error:
         _tell(str(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from workloads.plan import CODECS, ONE_ROUND_CODECS
 from workloads.registry import workload_names
 from workloads.trace_file import trace_names
 
+DISTRIBUTION = "hetero-autotune"
 DESCRIPTION = "Train a neural network fast on whatever mix of devices you have: measure plans under MPI, keep the best."
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="autotune", description=DESCRIPTION)
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="the version that is installed")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_doctor(commands)
     _add_sweep(commands)
@@ -31,6 +34,23 @@ def build_parser() -> argparse.ArgumentParser:
     _add_compare(commands)
     _add_lab(commands)
     return parser
+
+
+class _ShowVersion(argparse.Action):
+    """Asks for the version only when it is to be shown."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        sys.stdout.write(f"{parser.prog} {_version()}\n")
+        parser.exit()
+
+
+def _version() -> str:
+    from importlib import metadata  # noqa: PLC0415 - the other commands start faster without it
+
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return f"(version unknown: {DISTRIBUTION} is not installed, this is a source folder)"
 
 
 def _common(commands: Any, name: str, help_text: str) -> argparse.ArgumentParser:

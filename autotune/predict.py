@@ -43,7 +43,7 @@ from workloads.graph import OpGraph
 from workloads.plan import LOSSLESS_CODECS, ONE_ROUND_CODECS, BatchPlan, Plan, default_plan
 from workloads.registry import load_workload
 from workloads.split import Bounds, RankCost, balanced, even
-from workloads.workload import Workload
+from workloads.workload import Workload, loop_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +77,7 @@ class Predictor:
             factors_for=factor_chooser(self.simulator.graph, self.cluster),
             kinds=kinds_of(self.simulator.graph),
             staged=self.staged(known or transports),
-            **ways_to_send(len(self.cluster.devices), known or transports),
+            **ways_to_send(len(self.cluster.devices), known or transports, self.simulator.loop),
         )
 
     def balanced_split(self) -> tuple[int, ...]:
@@ -107,14 +107,14 @@ def make_predictors(question: Question) -> list[Predictor]:
     if cluster.any_ranks or question.num_ranks is not None:
         cluster = cluster.for_ranks(question.num_ranks or 1)
     workload = load_workload(job.workload, job.options)
-    graph = with_held_bytes(capture_workload(workload, job.seed), workload, job.seed)
+    graph = with_held_bytes(capture_workload(workload, job.seed, name=job.workload), workload, job.seed)
     cuts = stage_cuts(workload, graph, job.seed)
     wanted = read_plan_file(question.plan_file).plan.pipeline if question.plan_file is not None else None
     if cuts is not None and (wanted is None or set(wanted.first_ops) <= set(cuts.first_ops)):
         graph = with_streams(graph, cuts)
     elif wanted is not None:
         graph = with_dataflow(graph, workload, job.seed)
-    profiles = find_profiles(question, cluster, graph, workload.global_batch)
+    profiles = find_profiles(question, cluster, graph, workload)
     settings = [Setting(cluster=cluster, global_batch=workload.global_batch)]
     if question.what_if:
         settings.append(edited(settings[0], question.what_if))
@@ -125,10 +125,11 @@ def make_predictors(question: Question) -> list[Predictor]:
 def _predictor(
     job: Job, workload: Workload, graph: OpGraph, setting: Setting, profiles: Sequence[Profile]
 ) -> Predictor:
-    info = workload_info(job, setting.global_batch, graph)
+    info = workload_info(job, setting.global_batch, graph, loop=loop_of(workload))
     costs = cost_model(graph, setting.cluster, profiles)
     limits = job_bounds(workload, graph, setting.cluster, total=setting.global_batch)
-    return Predictor(simulator=Simulator(info, graph, costs), bounds=limits, cluster=setting.cluster)
+    simulator = Simulator(info, graph, costs, loop=loop_of(workload))
+    return Predictor(simulator=simulator, bounds=limits, cluster=setting.cluster)
 
 
 def bench_simulator(job: Job, bench: Bench, all_reduces: tuple[CollectiveProfile, ...] = ()) -> Simulator | None:
@@ -152,7 +153,8 @@ def bench_simulator(job: Job, bench: Bench, all_reduces: tuple[CollectiveProfile
     graph = with_held_bytes(bench.graph, bench.workload, job.seed)
     cuts = stage_cuts(bench.workload, graph, job.seed)
     graph = graph if cuts is None else with_streams(graph, cuts)
-    return Simulator(bench.info, graph, cost_model(graph, bench.cluster, profiles))
+    costs = cost_model(graph, bench.cluster, profiles)
+    return Simulator(bench.info, graph, costs, loop=loop_of(bench.workload))
 
 
 def bench_staged(job: Job, bench: Bench, simulator: Simulator | None) -> StagedPlans:
@@ -170,11 +172,12 @@ def kept_profiles(results: Path, info: WorkloadInfo, cluster: Cluster) -> list[P
     return [load_profile(path)] if path.exists() else []
 
 
-def find_profiles(question: Question, cluster: Cluster, graph: OpGraph, global_batch: int) -> list[Profile]:
+def find_profiles(question: Question, cluster: Cluster, graph: OpGraph, workload: Workload) -> list[Profile]:
     """The profiles the user names, or the one kept for this workload on this mix, or none."""
     if question.profiles:
         return [load_profile(path) for path in question.profiles]
-    return kept_profiles(question.job.results, workload_info(question.job, global_batch, graph), cluster)
+    info = workload_info(question.job, workload.global_batch, graph, loop=loop_of(workload))
+    return kept_profiles(question.job.results, info, cluster)
 
 
 def simulate(question: Question, predictors: Sequence[Predictor]) -> list[Forecast]:
@@ -189,7 +192,8 @@ def _chosen_plan(question: Question, predictor: Predictor) -> Plan:
         return read_plan_file(question.plan_file).plan
     kept = best_path(job.results, info.name, predictor.cluster.name)
     if question.plan == "best" or (question.plan is None and kept.exists()):
-        return load_best(job.results, info.name, predictor.cluster.name).plan
+        sweep = job.words(len(predictor.cluster.devices)).command("sweep")
+        return load_best(job.results, info.name, predictor.cluster.name, sweep=sweep).plan
     return default_plan(even(info.global_batch, predictor.bounds), transport=job.transports[0])
 
 

@@ -48,17 +48,22 @@ def plan(question: Question, aim: Aim, *, export: Path | None, as_json: bool) ->
             speedup_over_default=None,
             label="predicted",
             saved_at=now(),
+            parameters=predictor.simulator.graph.shapes,
         )
         try:
             write_json(export, best)
         except OSError as error:
-            raise SpecError(f"cannot write {str(export)!r}: {error.strerror}") from error
+            raise SpecError(
+                f"cannot write {str(export)!r}: {error.strerror}: name another file with --export"
+            ) from error
     if as_json:
         write(to_data(found))
         return 0
     from results.forecast_console import show_planned  # noqa: PLC0415
 
-    how = f"best of {found.num_predicted} plans by {found.method}"
+    how = f"best of {found.num_predicted} plans by {found.method}."
+    if not question.what_if:  # a cluster that is only imagined cannot be measured
+        how += f" Measure it: {question.job.words(len(predictor.cluster.devices)).command('sweep')}"
     table = predictor.simulator.stage_table(found.forecast.plan)
     show_planned(console(), found.forecast, found.default, how, table)
     return 0

@@ -69,7 +69,8 @@ def sweep_one(job: Job, bench: Bench, watcher: Watcher, all_reduces: tuple[Colle
         tune(study, search, trials=job.trials, time_s=job.time_s)
         comparison = compare(study, search)
         best_file = keep_best(study, comparison)
-        return build_report(study.store.info(), study.records, comparison, best_file)
+        trace_best(study, comparison)
+        return build_report(study.store.info(), study.records, comparison, best_file, results=job.results)
     finally:
         study.store.close()
 
@@ -128,6 +129,16 @@ def in_turn(study: Study, chosen: list[Entry]) -> Comparison:
     return comparison
 
 
+def trace_best(study: Study, comparison: Comparison) -> None:
+    """Trace a step of a best plan that took the place of the search's and so was never a trial."""
+    best = next((one.plan for one in comparison.contenders if one.name == BEST), None)
+    if best is None or any(record.plan == best for record in study.records) or study.store.plan_timeline(best):
+        return
+    timeline = study.evaluator.evaluate(best, Effort(warmup=1, steps=1, timeout_s=study.job.timeout_s)).timeline
+    if timeline.spans:
+        study.store.write_plan_timeline(best, timeline.shifted(-timeline.spans[0].start_s))
+
+
 def keep_best(study: Study, comparison: Comparison) -> str:
     """Keep the winner of the comparison for reuse; the file it is in."""
     chosen, first, bench = winner(comparison), comparison.contenders[0], study.bench
@@ -144,5 +155,6 @@ def keep_best(study: Study, comparison: Comparison) -> str:
         label=bench.cluster.label,
         study=study.job.study_name,
         saved_at=now(),
+        parameters=bench.graph.shapes,
     )
     return str(save_best(study.job.results, best))

@@ -166,8 +166,9 @@ def compare_with_default(bench: Bench, default: Plan, plan: Plan, rounds: int, e
 
 def find_plan(job: Job, bench: Bench) -> BestPlan:
     """The plan that was asked for, made for this workload on this mix."""
+    sweep = job.words(len(bench.cluster.devices)).command("sweep")
     if job.plan == "best":
-        kept = load_best(job.results, bench.info.name, bench.cluster.name)
+        kept = load_best(job.results, bench.info.name, bench.cluster.name, sweep=sweep)
     else:
         kept = read_plan_file(job.plan)
     check_made_for(
@@ -175,5 +176,6 @@ def find_plan(job: Job, bench: Bench) -> BestPlan:
         workload_fingerprint=bench.info.fingerprint,
         cluster_fingerprint=bench.cluster.fingerprint(),
         cluster=bench.cluster.name,
+        sweep=sweep,
     )
     return kept

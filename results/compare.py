@@ -11,14 +11,22 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from results import stats
 from results.record import AGAIN, BEST, DDP_DEFAULT, Comparison, Contender
 from results.series import Series
 from results.series_file import Side
-from results.stats import ALARM_CONFIDENCE, Ratio, detectable_slowdown, speedup, unpaired_speedup
+from results.stats import (
+    ALARM_CONFIDENCE,
+    Ratio,
+    detectable_slowdown,
+    judged,
+    speedup,
+    unpaired_speedup,
+)
 from workloads.errors import SpecError
 
 ALARM_ROUNDS = 10
-BETTER, WORSE, NO_DIFFERENCE, TOO_FEW = "better", "worse", "no difference", "too few rounds"
+BETTER, WORSE, NO_DIFFERENCE, TOO_FEW = "better", "worse", stats.NO_DIFFERENCE, stats.TOO_FEW
 _SHOWN = 5
 _WORTH_IT = 1.02
 """What putting a knob of the best plan back must gain for the comparison to be made anew."""
@@ -72,7 +80,7 @@ class Change:
     ratio: Ratio
     """Speed after over speed before: below 1 is slower."""
     verdict: str
-    """"better", "worse" or "no difference" beyond noise; "too few rounds" where no verdict is possible."""
+    """BETTER, WORSE or NO_DIFFERENCE beyond noise; TOO_FEW where no verdict is possible."""
     detectable: float | None
     """The smallest true slow-down that would have been found with 80 % power; None with too few rounds."""
 
@@ -119,11 +127,7 @@ def _change(before: Series, after: Series, found: Ratio, *, drift: float = 0.0) 
 
 def alarm_verdict(found: Ratio, *, drift: float = 0.0) -> str:
     """What a ratio amounts to where "worse" is an alarm. `drift`: by how much the two sides may differ for no reason."""
-    if found.num_rounds < ALARM_ROUNDS:
-        return TOO_FEW
-    if found.low > 1 + drift:
-        return BETTER
-    return WORSE if found.high < 1 / (1 + drift) else NO_DIFFERENCE
+    return judged(found, fewest=ALARM_ROUNDS, drift=drift, words=(BETTER, WORSE))
 
 
 def compare_sides(before: Side, after: Side) -> Changes:

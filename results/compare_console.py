@@ -7,7 +7,7 @@ import textwrap
 from rich.console import Console
 from rich.text import Text
 
-from results.compare import BETTER, WORSE, Change, Changes
+from results.compare import BETTER, NO_DIFFERENCE, TOO_FEW, WORSE, Change, Changes
 from results.report_tables import Column, interval_cell, make_table, ratio_cell
 from results.units import MISSING, format_seconds
 
@@ -22,11 +22,16 @@ def show_changes(console: Console, changes: Changes) -> None:
     console.print(Text(title, style="bold"), soft_wrap=True)
     console.print(make_table(_columns(changes), changes.rows, width=console.width))
     counts = {verdict: sum(row.verdict == verdict for row in changes.rows) for verdict in (BETTER, WORSE)}
-    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) or "no difference beyond noise"
+    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) or _nothing_found(changes)
     style = next((_STYLES[verdict] for verdict in (WORSE, BETTER) if counts[verdict]), "")
     console.print(Text(f"{told} (of {len(changes.rows)} compared)", style=style))
     for note in changes.notes:
         console.print(Text(note, style="dim"), soft_wrap=True)
+
+
+def _nothing_found(changes: Changes) -> str:
+    few = all(row.verdict == TOO_FEW for row in changes.rows)
+    return f"{TOO_FEW} for a verdict" if few else f"{NO_DIFFERENCE} beyond noise"
 
 
 def _columns(changes: Changes) -> list[Column[Change]]:

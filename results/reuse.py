@@ -1,43 +1,68 @@
-"""The command lines that a report ends with: they take the sweep's own workload, mix and results folder."""
+"""The command lines that a report ends with: they take the sweep's own workload, cluster and results folder."""
 
 from __future__ import annotations
 
 import shlex
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
+from results.command_line import JobWords, results_words, split_words
 from results.record import StudyInfo
 from results.report_data import Command
+from workloads.cluster import load_cluster, stated_name
+from workloads.errors import SpecError
+from workloads.registry import split_workload
 
-CARRIED = ("--set", "--results")
-"""Options of the sweep that the next command needs too, or it would not find the plan."""
+_DEFAULT_LAB = "lab"
 
 
-def next_commands(info: StudyInfo, *, num_ranks: int, best_file: str | None, finished: bool) -> tuple[Command, ...]:
-    """How to use the plan, how to go on with an unfinished sweep, how to see the report again."""
-    words = _split(info.command)
-    carried = [part for option in CARRIED for value in _values(words, option) for part in (option, value)]
+def next_commands(
+    info: StudyInfo, *, num_ranks: int, best_file: str | None, finished: bool, results: Path | None = None
+) -> tuple[Command, ...]:
+    """How to use the plan, how to go on with an unfinished sweep, how to see the report again.
+
+    `results`: the folder that the study is in; without it, the one that the sweep named.
+    """
+    about = job_words(info, num_ranks=num_ranks, results=results)
     commands = []
     if best_file is not None:
-        workload = _option(words, "--workload") or info.workload.name
-        train = ["mpirun", "-n", str(num_ranks), "autotune", "train", "--workload", workload]
-        train += ["--cluster", _cluster(info, words), "--plan", "best", *carried]
-        commands.append(Command(purpose="train with this plan", line=shlex.join(train)))
+        commands.append(Command(purpose="train with this plan", line=about.command("train", "--plan", "best")))
     if not finished and info.command:
-        commands.append(Command(purpose="go on with the sweep", line=info.command))
-    again = shlex.join(["autotune", "report", info.name, *carried])
+        commands.append(Command(purpose="go on with the sweep", line=about.started(info.command)))
+    again = shlex.join(["autotune", "report", info.name, *results_words(about.results)])
     return (*commands, Command(purpose="see this report again", line=again))
 
 
+def job_words(info: StudyInfo, *, num_ranks: int, results: Path | None = None) -> JobWords:
+    """What a study is about, as the user named it where its command tells."""
+    words = split_words(info.command)
+    given, folder = _option(words, "--workload"), _option(words, "--results")
+    workload, options = split_workload(given or info.workload.name)
+    options |= dict(pair.split("=", 1) for pair in _values(words, "--set") if "=" in pair)
+    return JobWords(
+        workload=workload,
+        options=options,
+        cluster=_cluster(info, words),
+        num_ranks=num_ranks,
+        results=results or (Path(folder) if folder else None),
+        lab=info.environment.get("lab", _DEFAULT_LAB) if info.cluster.in_lab else "",
+    )
+
+
 def _cluster(info: StudyInfo, words: list[str]) -> str:
-    """The mix as the user named it: a file's path, or a name without the suffix that fewer ranks add."""
+    """The cluster as the user named it: a file's path, or a name without the suffix that the number of ranks adds."""
     given = [name for name in (_option(words, "--cluster") or "").split(",") if name]
     if len(given) == 1:
         return given[0]
-    for name in given:
-        stem = PurePath(name).stem
-        if info.cluster.name == stem or info.cluster.name.startswith(f"{stem}-first"):
-            return name
-    return info.cluster.name
+    own = stated_name(info.cluster.name)
+    return next((name for name in given if own in (PurePath(name).stem, _name_in(name))), own)
+
+
+def _name_in(spec: str) -> str:
+    """What a cluster file calls its cluster."""
+    try:
+        return load_cluster(spec).name
+    except SpecError:
+        return ""
 
 
 def _option(words: list[str], option: str) -> str:
@@ -48,16 +73,9 @@ def _option(words: list[str], option: str) -> str:
 def _values(words: list[str], option: str) -> list[str]:
     """Every value given to an option, as `--option value` or `--option=value`."""
     values = []
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words, ""][1:], strict=True):
         if word == option:
             values.append(following)
         elif word.startswith(f"{option}="):
             values.append(word.partition("=")[2])
     return values
-
-
-def _split(command: str) -> list[str]:
-    try:
-        return shlex.split(command)
-    except ValueError:
-        return command.split()

@@ -43,7 +43,8 @@ def read_side(spec: str, results: Path) -> Side:
         return _from_file(path, spec)
     if path.is_dir() and (path / "comparison.json").exists():
         return _from_file(path / "comparison.json", spec)
-    if path.suffix or len(path.parts) > 1 or path.is_dir():
+    is_study = len(path.parts) == 1 and any((results / spec).glob("*/study.json"))
+    if not is_study and (path.suffix or len(path.parts) > 1 or path.is_dir()):
         raise StoreError(f"no file {spec!r} that can be compared: name {KINDS}; or a study in {str(results)!r}")
     return _from_study(spec, results)
 
@@ -83,7 +84,9 @@ def _load(path: Path) -> Any:
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{str(path)!r} is no JSON, or cut short ({error}): make it again") from error
     if isinstance(data, dict) and data.get("schema", SCHEMA) != SCHEMA:
-        raise StoreError(f"{str(path)!r} has schema {data['schema']!r} but this version reads {SCHEMA}")
+        raise StoreError(
+            f"{str(path)!r} has schema {data['schema']!r} but this version reads {SCHEMA}: use the version that wrote it"
+        )
     return data
 
 

@@ -29,6 +29,7 @@ MIN_ROUNDS = 6
 """Of identical plans, so many are called different with 1 to 5 rounds: 100, 49, 26, 11, 5 %; from 6 on about 5-9 %."""
 ALARM_CONFIDENCE = 0.995
 """Where a verdict raises an alarm: at 95 % a hundred comparisons of equal things raise five."""
+FASTER, SLOWER, NO_DIFFERENCE, TOO_FEW = "faster", "slower", "no difference", "too few rounds"
 POWER = 0.8
 _UNLIKE = 5.0
 _MAD_TO_SIGMA = 1.4826
@@ -45,12 +46,27 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """The words "faster", "slower" or "no difference" (beyond noise); few rounds prove nothing, see MIN_ROUNDS."""
-        if self.num_rounds < MIN_ROUNDS:
-            return "no difference"
-        if self.low > 1:
-            return "faster"
-        return "slower" if self.high < 1 else "no difference"
+        """The words "faster", "slower", "no difference" (beyond noise) or "too few rounds"."""
+        return judged(self)
+
+
+def judged(
+    ratio: Ratio, *, fewest: int = MIN_ROUNDS, drift: float = 0.0, words: tuple[str, str] = (FASTER, SLOWER)
+) -> str:
+    """What a ratio amounts to, in one of two words, NO_DIFFERENCE, or TOO_FEW where fewer rounds than `fewest` prove nothing.
+
+    `drift`: by how much the two sides may differ for no reason.
+    """
+    if ratio.num_rounds < fewest:
+        return TOO_FEW
+    if ratio.low > 1 + drift:
+        return words[0]
+    return words[1] if ratio.high < 1 / (1 + drift) else NO_DIFFERENCE
+
+
+def with_remedy(verdict: str) -> str:
+    """A verdict in a sentence: where rounds were too few, how many there should be."""
+    return f"{verdict} ({MIN_ROUNDS} or more would tell)" if verdict == TOO_FEW else verdict
 
 
 def speedup(

@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from profilers.timeline import Timeline
+from results.command_line import first_sweep
 from results.record import SCHEMA, Comparison, StudyInfo, TrialRecord
 from workloads.errors import SpecError, StoreError
+from workloads.plan import Plan
 from workloads.serial import from_data, to_data
 
 T = TypeVar("T")
@@ -116,13 +118,26 @@ class StudyStore:
         """The traced step of a trial, if it is among those kept."""
         path = self._timeline(number)
         if not path.exists():
-            kept = sorted(int(file.stem) for file in path.parent.glob("*.json"))
-            raise SpecError(f"no trace of trial {number} is kept: name one of {', '.join(map(str, kept)) or 'none'}")
-        timeline = read_json(Timeline, path)
-        points = [point for counter in timeline.counters for point in counter.points]
-        if not timeline.spans or any(len(point) != _PAIR for point in points):
-            raise StoreError(f"{str(path)!r} is damaged (no spans, or a point that is no pair): name another trial")
-        return timeline
+            kept = ", ".join(map(str, self.traced()))
+            remedy = f"name one of {kept}" if kept else "no trial of this study has one"
+            raise SpecError(f"no trace of trial {number} is kept: {remedy}")
+        return _checked(read_json(Timeline, path), path)
+
+    def traced(self) -> list[int]:
+        """The trials whose traced step is kept."""
+        return sorted(int(path.stem) for path in (self.folder / "timelines").glob("[0-9]*.json"))
+
+    def write_plan_timeline(self, plan: Plan, timeline: Timeline) -> None:
+        """Of a plan that was compared without having been a trial."""
+        (self.folder / "timelines").mkdir(exist_ok=True)
+        write_json(self._plan_timeline(plan), timeline)
+
+    def plan_timeline(self, plan: Plan) -> Timeline | None:
+        path = self._plan_timeline(plan)
+        return _checked(read_json(Timeline, path), path) if path.exists() else None
+
+    def _plan_timeline(self, plan: Plan) -> Path:
+        return self.folder / "timelines" / f"plan-{plan.fingerprint()}.json"
 
     def keep_timelines(self, numbers: Sequence[int], limit_bytes: int = TRACES_BYTES) -> None:
         """Remove all others, and of these, from the last on, what goes beyond the limit."""
@@ -132,7 +147,7 @@ class StudyStore:
             total += path.stat().st_size if path.exists() else 0
             if total > limit_bytes:
                 path.unlink(missing_ok=True)
-        for path in (self.folder / "timelines").glob("*.json"):
+        for path in (self.folder / "timelines").glob("[0-9]*.json"):
             if path not in wanted:
                 path.unlink()
 
@@ -140,12 +155,21 @@ class StudyStore:
         return self.folder / "timelines" / f"{number:04d}.json"
 
 
+def _checked(timeline: Timeline, path: Path) -> Timeline:
+    points = [point for counter in timeline.counters for point in counter.points]
+    if not timeline.spans or any(len(point) != _PAIR for point in points):
+        raise StoreError(
+            f"{str(path)!r} is damaged (no spans, or a point that is no pair): name another with --trial N"
+        )
+    return timeline
+
+
 def find_studies(results: Path, name: str | None = None) -> list[StudyStore]:
     """The studies of that name, one per mix; without a name, those of the study that was written to last."""
     stores = [StudyStore(path.parent) for path in sorted(results.glob("*/*/study.json"))]
     if not stores:
         raise SpecError(
-            f"no study in {str(results)!r}: run `autotune sweep` first, or name another folder with --results"
+            f"no study in {str(results)!r}: run `{first_sweep(results)}` first, or name another folder with --results"
         )
     if name is None:
         name = max(stores, key=lambda store: _last_change(store.folder)).folder.parent.name
@@ -184,7 +208,9 @@ def read_json(kind: type[T], path: Path) -> T:
         data = json.loads(path.read_text(encoding="utf-8"))
         return from_data(kind, _current(data, str(path)), str(path))
     except OSError as error:
-        raise StoreError(f"cannot read {str(path)!r}: {error.strerror}") from error
+        raise StoreError(
+            f"cannot read {str(path)!r}: {error.strerror}: make it a file that you may read, or name another"
+        ) from error
     except _DAMAGE as error:
         raise StoreError(
             f"{str(path)!r} is damaged ({error}): restore it from a copy, or move the folder away to start anew"

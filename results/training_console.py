@@ -11,7 +11,7 @@ from rich.text import Text
 from results.console import show_breakdown
 from results.decision import in_words
 from results.forecast import Forecast
-from results.stats import MIN_ROUNDS, Ratio
+from results.stats import Ratio, with_remedy
 from results.training import TrainingReport
 from results.units import format_interval, format_ms, format_percent, format_rate, format_times, plan_summary
 from workloads.quantity import format_bytes
@@ -54,8 +54,8 @@ def _against_default(ratio: Ratio | None) -> str:
     if ratio is None:
         return "torch DDP with its defaults cannot run on these devices: nothing to compare with"
     interval = format_interval(ratio.low, ratio.high)
-    verdict = ratio.verdict if ratio.num_rounds >= MIN_ROUNDS else f"{MIN_ROUNDS} rounds or more would tell"
-    return f"{format_times(ratio.value)} ({interval}) torch DDP with its defaults, in turn in this job: {verdict}"
+    told = with_remedy(ratio.verdict)
+    return f"{format_times(ratio.value)} ({interval}) torch DDP with its defaults, in turn in this job: {told}"
 
 
 def _rank_table(report: TrainingReport) -> Table:

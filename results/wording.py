@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from results.record import BEST, DDP_DEFAULT, DDP_TUNED
 from results.report_data import Standing, SweepReport
-from results.stats import MIN_ROUNDS
+from results.stats import MIN_ROUNDS, NO_DIFFERENCE, TOO_FEW
 from results.units import codecs_text, format_interval, format_ms, format_percent, format_rate, format_times
 
 LATE_FRACTION = 0.05
@@ -70,6 +70,12 @@ def _against_default(report: SweepReport, default: Standing, best: Standing) -> 
             f"{DEFAULT} leaves {format_percent(1 - 1 / report.gain)} of the speed on the table: "
             f"{_where(report)} {report.workload} trains at {default_rate} samples/s with it and at {rate} samples/s "
             f"with the best plan. That is {amount}: faster."
+        )
+    if best.verdict == TOO_FEW:
+        return (
+            f"{_count(report.num_rounds, 'round')} cannot tell whether the best plan found is faster than the default (torch DDP, "
+            f"even split) {_where(report)}: {report.workload} trains at {default_rate} samples/s with the default, and the "
+            f"best plan is {amount}: {TOO_FEW}. Compare again with --rounds {MIN_ROUNDS} or more, under another --study."
         )
     other = next((row.name for row in report.contest if row.verdict == "faster"), "")
     advice = f"{other} is faster: use that." if other else "Keep the default."
@@ -139,7 +145,13 @@ def _about_limit(report: SweepReport) -> str:
 def _about_kept(report: SweepReport) -> str:
     if report.kept in ("", BEST):
         return ""
-    return f"Kept for reuse: {report.kept}, because the search's best plan is not faster beyond noise."
+    few = report.best is not None and report.best.verdict == TOO_FEW
+    why = (
+        "too few rounds tell whether the search's is faster"
+        if few
+        else "the search's best plan is not faster beyond noise"
+    )
+    return f"Kept for reuse: {report.kept}, because {why}."
 
 
 def _about_loss(report: SweepReport) -> str:
@@ -174,12 +186,12 @@ def _few_rounds(report: SweepReport) -> str:
         return ""
     return (
         f"Only {_count(report.num_rounds, 'round')} compared: a 95 % interval needs {MIN_ROUNDS} or more, "
-        "so take the verdicts as hints."
+        "so there are no verdicts."
     )
 
 
 def _noisy(report: SweepReport) -> str:
-    if report.noise is None or report.noise.vs_first is None or report.noise.verdict == "no difference":
+    if report.noise is None or report.noise.vs_first is None or report.noise.verdict in (NO_DIFFERENCE, TOO_FEW):
         return ""
     apart = abs(report.noise.vs_first.value - 1)
     return (

@@ -7,6 +7,7 @@ and says `emulation = "paced"`; with `emulation = "none"` the devices are whatev
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from workloads.tables import known_keys, load_table, table_names
 
 CLUSTER_FOLDER = Path(__file__).parent / "clusters"
 EMULATIONS = ("none", "paced")
+_PART = re.compile(r"(?P<name>.+)-(?:x|first)(?P<num_ranks>[1-9]\d*)")
+"""What `for_ranks` calls a part of a cluster."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,8 +143,19 @@ def cluster_names() -> list[str]:
     return table_names(CLUSTER_FOLDER)
 
 
+def stated_name(name: str) -> str:
+    """The cluster that `name` is a part of: "mixed4-first2" is of "mixed4", "this-machine-x2" of "this-machine"."""
+    part = _PART.fullmatch(name)
+    return part["name"] if part else name
+
+
 def load_cluster(spec: str) -> Cluster:
-    """A shipped mix by name, or a TOML file by path."""
+    """A shipped cluster by name, or a part of it by the name that reports have; or a TOML file by path."""
+    part = _PART.fullmatch(spec)
+    if part and part["name"] in cluster_names() and spec not in cluster_names():
+        whole = load_cluster(part["name"]).for_ranks(int(part["num_ranks"]))
+        if spec in (whole.name, f"{whole.name}-first{len(whole.devices)}"):
+            return whole
     path, data = load_table(spec, CLUSTER_FOLDER, "cluster", remedy="your own: --cluster FILE.toml")
     return parse_cluster(data, where=path.name, default_name=path.stem)
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_SLIP = 0.75
+"""How alike a key must be to one that is known: 'flop' and 'flops' are, 'nvlink' and 'downlink' (0.71) are not."""
+
 
 class AutotuneError(Exception):
     """Base of the errors we raise on purpose; anything else that escapes is a bug or a fault of the machine."""
@@ -35,8 +38,23 @@ class InfeasiblePlanError(AutotuneError):
     exit_code = 3
 
 
+class LossNotFiniteError(AutotuneError):
+    """The loss became nan or inf: what is trained from there on means nothing."""
+
+    def __init__(self, loss: float, step: int) -> None:
+        super().__init__(f"the loss is {loss} in step {step}: lower the learning rate, or look for {loss} in the data")
+
+
 class TrialTimeoutError(AutotuneError):
     """A trial ran past its time limit."""
+
+
+def unknown_key(where: str, given: str, known: Iterable[str]) -> SpecError:
+    """The error for a key that a file's table does not have; guesses only what is a slip of the pen."""
+    names = list(known)
+    close = difflib.get_close_matches(given.lower(), names, n=1, cutoff=_SLIP)
+    guess = f"did you mean {close[0]!r}? " if close else ""
+    return SpecError(f"unknown key {given!r} in {where}: {guess}known keys: {', '.join(names)}")
 
 
 def unknown_name(what: str, given: str, known: Iterable[str], remedy: str = "") -> SpecError:

@@ -185,7 +185,8 @@ class Plan:
         samples, comm = self.batch.samples, self.comm
         if len(samples) != num_ranks:
             raise SpecError(
-                f"the plan gives samples to {len(samples)} ranks but the job has {num_ranks}: tune for this mix first"
+                f"this plan is for {len(samples)} ranks, the job has {num_ranks}: start `mpirun -n {len(samples)} …`, "
+                f"or sweep with --ranks {num_ranks}"
             )
         if any(count < 0 for count in samples):
             raise SpecError(f"samples per rank {list(samples)} has a negative entry: samples are counted from 0")

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from workloads.errors import SpecError, unknown_name
-from workloads.workload import Workload
+from workloads.workload import Workload, check_loop
 
 SIZES = ("tiny", "small", "large")
 DEFAULT_SIZE = "small"
 MODELS = ("mlp", "vgg", "resnet", "gpt", "digits", "text")
 _SINGLE_SIZE = ("digits", "text")
+_NEXT_OPTION = re.compile(r",(?=[^\W\d]\w*=)")
+"""A comma that an option follows; any other is part of a value."""
 
 
 def workload_names() -> list[str]:
     """Every name `load_workload` knows: "vgg" is "vgg-small"."""
     sized = [f"{model}-{size}" for model in MODELS if model not in _SINGLE_SIZE for size in SIZES]
     return [*MODELS, *sized]
+
+
+def split_workload(name: str) -> tuple[str, dict[str, str]]:
+    """A workload and its options from the name that files and reports have: "vgg,lr=0.1" -> ("vgg", {"lr": "0.1"})."""
+    spec, *pairs = _NEXT_OPTION.split(name)
+    return spec, dict(pair.split("=", 1) for pair in pairs)
 
 
 def check_workload_name(spec: str) -> None:
@@ -50,6 +59,7 @@ def load_workload(spec: str, options: Mapping[str, Any] | None = None) -> Worklo
         raise SpecError(
             f"workload {spec!r} lacks {', '.join(sorted(members))}: see workloads/workload.py for what a workload offers"
         )
+    check_loop(workload)
     return workload
 
 
@@ -91,7 +101,10 @@ def _typed(spec: str, key: str, value: Any, default: Any) -> Any:
     try:
         return _READERS[wanted](str(value))
     except (ValueError, KeyError) as error:
-        raise SpecError(f"option {key}={value!r} of workload {spec!r} must be of type {wanted.__name__}") from error
+        example = str(default).lower() if wanted is bool else default
+        raise SpecError(
+            f"option {key}={value!r} of workload {spec!r} must be of type {wanted.__name__}, such as --set {key}={example}"
+        ) from error
 
 
 _READERS: dict[type, Callable[[str], Any]] = {

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from workloads.errors import SpecError, unknown_name
+from workloads.errors import SpecError, unknown_key, unknown_name
 
 
 def table_names(folder: Path) -> list[str]:
@@ -25,7 +25,7 @@ def load_table(spec: str, folder: Path, what: str, *, remedy: str) -> tuple[Path
     try:
         return path, tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise SpecError(f"cannot read {what} file {spec!r}: {error.strerror}") from error
+        raise SpecError(f"cannot read {what} file {spec!r}: {error.strerror}: name a file that can be read") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{what} file {spec!r} is not valid TOML: {error}") from error
 
@@ -36,4 +36,4 @@ def known_keys(table: object, known: tuple[str, ...], where: str) -> None:
         raise SpecError(f"{where} is {table!r}: it must be a table")
     for key in table:
         if key not in known:
-            raise unknown_name(f"key in {where}:", key, known)
+            raise unknown_key(where, key, known)

@@ -18,8 +18,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from autotune.runtime.comm.exchange import NO_BATCH, Setting
+from autotune.runtime.comm.exchange import Setting
 from autotune.runtime.comm.make_units import optimized, roots_of, signature
+from autotune.runtime.comm.passes import NO_BATCH
 from autotune.runtime.comm.tracked import accumulator_of
 from autotune.runtime.override import Hook
 from autotune.runtime.reducer import Sent, sent_over

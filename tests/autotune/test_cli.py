@@ -6,12 +6,13 @@ import json
 import resource
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
-from autotune import cli, commands, doctor, launched
+from autotune import cli, commands, doctor, launched, parser
 from autotune.runtime import launch
 from profilers.perfetto import read_trace
 from profilers.timeline import Span, Timeline
@@ -85,6 +86,7 @@ def light_commands(results: Path) -> list[list[str]]:
     where = ["--results", str(results)]
     return [
         ["--help"],
+        ["--version"],
         ["sweep", "--help"],
         ["report", *where],
         ["report", "--json", *where],
@@ -96,7 +98,7 @@ def light_commands(results: Path) -> list[list[str]]:
 # --- light to start ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("index", range(6))
+@pytest.mark.parametrize("index", range(7))
 def test_help_report_and_best_load_neither_torch_nor_mpi_nor_optuna(results: Path, index: int) -> None:
     done = run(*light_commands(results)[index], code=RUN_AND_LIST_HEAVY)
     assert done.returncode == 0, done.stderr
@@ -104,7 +106,7 @@ def test_help_report_and_best_load_neither_torch_nor_mpi_nor_optuna(results: Pat
     assert done.stderr == "LOADED "
 
 
-@pytest.mark.parametrize("index", [0, 2], ids=["help", "report"])
+@pytest.mark.parametrize("index", [0, 3], ids=["help", "report"])
 def test_help_and_report_take_less_than_half_a_second_of_processor_time(results: Path, index: int) -> None:
     used_s = []
     for _ in range(3):
@@ -230,6 +232,33 @@ def test_report_writes_the_trace_of_a_trial(tmp_path: Path, capsys: pytest.Captu
     assert "cannot write trace" in capsys.readouterr().err
 
 
+def traced_step(op: str) -> Timeline:
+    return Timeline(spans=(Span(rank=1, lane="compute", kind="forward", op=op, start_s=0.0, end_s=0.5),))
+
+
+def test_report_writes_the_trace_of_a_best_plan_that_was_never_a_trial(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the fastest trial, until the step that a sweep traces of such a plan is there; trials that come later leave it alone."""
+    make_study(tmp_path)
+    store, best = StudyStore(tmp_path / "vgg-mixed4" / "mixed4"), sample.comparison().find("best plan").plan
+    assert all(record.plan != best for record in sample.records())
+    target = tmp_path / "trace.json"
+    command = ["report", "--results", str(tmp_path), "--trace", str(target)]
+    assert cli.main(command) == 2
+    assert "has no traced trial to write: let its sweep go on" in capsys.readouterr().err
+    for number in (9, 23):
+        store.write_timeline(number, traced_step(f"trial {number}"))
+    assert cli.main(command) == 0
+    assert "--trace writes trial 23, the fastest" in capsys.readouterr().err
+    assert read_trace(target) == traced_step("trial 23")
+    store.write_plan_timeline(best, traced_step("best"))
+    store.keep_timelines([23])
+    assert cli.main(command) == 0
+    assert read_trace(target) == traced_step("best")
+    assert store.traced() == [23]
+
+
 @pytest.mark.parametrize("content", ["", '{"spans": [', "{}", "[]", '{"traceEvents": []}'])
 def test_report_of_a_damaged_trace_is_exit_2_with_one_message(
     content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -286,7 +315,8 @@ def test_best_exports_a_plan_that_train_can_read(results: Path, tmp_path: Path) 
 def test_best_with_nothing_kept_is_exit_2(tmp_path: Path) -> None:
     done = run("best", "--results", str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"autotune: error: no best plan in {str(tmp_path)!r}: run `autotune sweep` first\n"
+    assert f"autotune: error: no best plan in {str(tmp_path)!r}: run `mpirun -n " in done.stderr
+    assert f"autotune sweep --workload vgg --cluster this-machine --results {tmp_path}` first\n" in done.stderr
 
 
 @pytest.mark.parametrize("only", [["--workload", "mlp"], ["--cluster", "uniform4"]])
@@ -470,3 +500,35 @@ def test_an_error_ends_with_the_exit_code_of_its_kind(
     monkeypatch.setattr(commands, "report", fail)
     assert cli.main(["report"]) == code
     assert capsys.readouterr().err == "autotune: error: x\n"
+
+
+# --- the version -------------------------------------------------------------------------------------------------------
+
+
+def test_the_version_is_that_of_the_installed_distribution(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"autotune {metadata.version('hetero-autotune')}\n"
+
+
+def test_a_source_folder_has_no_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(parser, "DISTRIBUTION", "not-installed")
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out.startswith("autotune (version unknown: not-installed is not installed")
+
+
+# --- a forgotten mpirun ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["sweep", "train", "profile", "race"])
+def test_one_rank_without_mpirun_on_a_cluster_of_several_devices_is_refused(command: str, tmp_path: Path) -> None:
+    rest = ["--workload", "mlp-tiny", "--cluster", "mixed4", "--results", str(tmp_path)]
+    done = run(command, *rest)
+    assert (done.returncode, done.stdout) == (2, "")
+    typed = " ".join(["autotune", command, *rest])
+    assert done.stderr == (
+        "autotune: error: cluster 'mixed4' has 4 devices but the job has 1 rank: was mpirun forgotten? "
+        f"Start `mpirun -n 4 {typed}`, or add --ranks 4 (--ranks 1 for one device only)\n"
+    )

@@ -75,3 +75,17 @@ def test_compare_loads_neither_torch_nor_mpi_nor_optuna(files: dict[str, str]) -
     done = run("compare", files["same"], files["same"], code=RUN_AND_LIST_HEAVY)
     assert done.returncode == 0, done.stderr
     assert done.stderr == "LOADED "
+
+
+def test_studies_whose_name_has_a_dot_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A user's workload has one in its study's name; a folder of that name in the working directory is no study."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("jobs.mine,lr=0.1", "jobs.mine"):
+        make_study(tmp_path / "r", name)
+    (tmp_path / "jobs.mine").mkdir()
+    assert cli.main(["compare", "jobs.mine,lr=0.1", "jobs.mine", "--results", "r"]) == 0
+    assert "jobs.mine,lr=0.1 -> jobs.mine" in capsys.readouterr().out
+    assert cli.main(["compare", "jobs.other", "jobs.mine", "--results", "r"]) == 2
+    assert "no file 'jobs.other' that can be compared" in capsys.readouterr().err

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from autotune.runtime.crew import Measurement
-from autotune.sweep import compare
+from autotune.sweep import compare, trace_best
+from profilers.timeline import Span, Timeline
 from results.compare import faster_without, winner
 from results.record import BEST, Comparison, Role, TrialState
+from results.store import StudyStore
 from tests.results import sample
 from workloads.plan import MIB, Plan
 
@@ -127,3 +130,26 @@ def test_knobs_that_never_stop_to_cost_speed_are_put_back_a_few_times_at_most() 
     study = study_of(ever_faster)
     compare(study, search_of(study))
     assert study.bench.crew.num_contests <= 3
+
+
+def test_a_step_is_traced_of_a_best_plan_that_was_never_a_trial_once(tmp_path: Path) -> None:
+    study = study_of(
+        lambda plan: (0.2 if plan.batch == DEFAULT.batch else 0.1) * (1 if plan.comm.bucket_bytes > MIB else 1.3)
+    )
+    found = compare(study, search_of(study))
+    study.store, asked = StudyStore(tmp_path), []
+    span = Span(rank=0, lane="compute", kind="forward", op="forward", start_s=7.0, end_s=7.5)
+
+    def evaluate(plan: Plan, _effort: Any) -> Measurement:
+        asked.append(plan)
+        return Measurement(state=TrialState.COMPLETE, timeline=Timeline(spans=(span,)))
+
+    study.evaluator = SimpleNamespace(evaluate=evaluate)
+    for _ in range(2):
+        trace_best(study, found)
+    assert asked == [best_of(found)]
+    traced = study.store.plan_timeline(best_of(found))
+    assert traced is not None
+    assert traced.spans[0].start_s == 0.0
+    trace_best(study, sample.comparison(best=SMALL))
+    assert len(asked) == 1

@@ -180,3 +180,16 @@ def test_a_plan_file_with_a_misspelt_key_is_refused(tmp_path: Path) -> None:
     path.write_text('{"worklod": "vgg"}', encoding="utf-8")
     with pytest.raises(SpecError, match="did you mean 'workload'"):
         read_plan_file(str(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "why"), [("emulation = 1", "(not JSON)"), ("", "(not JSON)"), ("[1]", "(JSON, but no table)")]
+)
+def test_a_file_that_is_no_plan_says_what_is_one(tmp_path: Path, content: str, why: str) -> None:
+    path = tmp_path / "lab.toml"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(SpecError) as caught:
+        read_plan_file(str(path))
+    assert str(caught.value) == (
+        f"{str(path)!r} is no plan {why}: --plan takes `best` or a file from `autotune best --export`"
+    )

@@ -14,7 +14,7 @@ import pytest
 from results.record import BEST, DDP_DEFAULT, DDP_TUNED, Comparison, Limit, Role, TrialRecord, TrialState
 from results.report import build_report, rank_mixes
 from results.report_data import Standing, SweepReport
-from results.stats import speedup
+from results.stats import MIN_ROUNDS, TOO_FEW, speedup
 from results.wording import local_norms_warning
 from tests.results import sample
 from workloads.cluster import load_cluster
@@ -316,3 +316,21 @@ def test_importing_the_report_loads_nothing_heavy() -> None:
     code = f"import sys, results.report; print(*(name for name in {heavy} if name in sys.modules))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout.strip()) == (0, ""), ended.stderr
+
+
+def few_rounds(num_rounds: int) -> SweepReport:
+    whole = sample.comparison()
+    cut = tuple(dataclasses.replace(one, rounds_s=one.rounds_s[:num_rounds]) for one in whole.contenders)
+    return build_report(sample.info(), sample.records(), dataclasses.replace(whole, contenders=cut), BEST_FILE)
+
+
+def test_few_rounds_are_said_to_be_too_few_everywhere() -> None:
+    report = few_rounds(MIN_ROUNDS - 1)
+    assert report.headline.startswith("5 rounds cannot tell whether the best plan found is faster than the default")
+    assert "no difference" not in report.headline
+    standings = [*report.contest[1:], report.noise, *report.knobs]
+    assert {row.verdict for row in standings if row is not None} == {TOO_FEW}
+    assert "Kept for reuse: DDP default, because too few rounds tell whether the search's is faster." in report.findings
+    assert any(warning.startswith("Only 5 rounds compared") for warning in report.warnings)
+    assert not any("differs from itself" in warning for warning in report.warnings)
+    assert TOO_FEW not in few_rounds(MIN_ROUNDS).headline

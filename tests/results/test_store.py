@@ -373,7 +373,9 @@ def test_an_unknown_study_lists_what_there_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [None, "vgg"])
 def test_a_folder_without_studies_says_what_to_do(tmp_path: Path, name: str | None) -> None:
-    with pytest.raises(SpecError, match="run `autotune sweep` first, or name another folder with --results"):
+    with pytest.raises(
+        SpecError, match=r"run `mpirun -n \d autotune sweep .*` first, or name another folder with --results"
+    ):
         find_studies(tmp_path / "nowhere", name)
 
 

@@ -72,7 +72,7 @@ def test_a_pipeline_shows_its_prediction() -> None:
 
 
 def test_few_rounds_get_no_verdict() -> None:
-    for num_rounds, words in ((2, "6 rounds or more would tell"), (6, "in this job: faster")):
+    for num_rounds, words in ((2, "too few rounds (6 or more"), (6, "in this job: faster")):
         stream = io.StringIO()
         ratio = Ratio(value=2.44, low=2.42, high=2.45, num_rounds=num_rounds)
         show_training(make_console(stream=stream, terminal=False), replace(report(), speedup=ratio))

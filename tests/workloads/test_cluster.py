@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workloads.cluster import Cluster, Device, Host, Link, cluster_names, load_cluster
+from workloads.cluster import Cluster, Device, Host, Link, cluster_names, load_cluster, stated_name
 from workloads.errors import SpecError
 from workloads.serial import from_data, to_data
 
@@ -167,7 +167,10 @@ def test_an_unknown_key_of_a_device_suggests_the_one_that_was_meant(tmp_path: Pa
 
 def test_an_unknown_key_of_a_host_names_the_host(tmp_path: Path) -> None:
     message = refusal(tmp_path, GOOD.replace('downlink = "2', 'downlnk = "2'))
-    assert message == "unknown key in mine.toml [[host]] 0: 'downlnk': did you mean 'downlink'?"
+    known = "known keys: name, devices, uplink, downlink, latency, cpus"
+    assert message == f"unknown key 'downlnk' in mine.toml [[host]] 0: did you mean 'downlink'? {known}"
+    other = refusal(tmp_path, GOOD.replace('downlink = "2', 'nvlink = "2'))
+    assert other == f"unknown key 'nvlink' in mine.toml [[host]] 0: {known}"
 
 
 def test_an_unknown_key_at_the_top_is_refused(tmp_path: Path) -> None:
@@ -370,3 +373,16 @@ def test_a_real_mix_is_named_for_the_hardware_its_ranks_found() -> None:
 def test_an_emulated_mix_is_the_same_on_all_hardware() -> None:
     cluster = load_cluster("mixed4")
     assert cluster.on_hardware(["Xeon"] * 4) == cluster
+
+
+@pytest.mark.parametrize(("name", "num_ranks"), [("mixed4", 2), ("this-machine", 3), ("two-fast-two-slow", 3)])
+def test_a_part_of_a_cluster_is_found_by_the_name_that_it_has(name: str, num_ranks: int) -> None:
+    part = load_cluster(name).for_ranks(num_ranks)
+    assert load_cluster(part.name) == part == load_cluster(part.name).for_ranks(num_ranks)
+    assert stated_name(part.name) == name == stated_name(name)
+
+
+@pytest.mark.parametrize("name", ["mixed4-x2", "this-machine-first2", "mixed9-first2", "mixed4-first0", "mixed4-first"])
+def test_a_part_that_no_job_makes_is_unknown(name: str) -> None:
+    with pytest.raises(SpecError, match=f"unknown cluster '{name}'"):
+        load_cluster(name)

@@ -82,7 +82,7 @@ def test_every_combination_of_knobs_runs_but_codecs_that_a_reducer_does_not_know
     [
         ((27, 18, 13, 2), "samples per rank sum to 60 but the global batch is 64: add 4 samples"),
         ((27, 18, 13, 9), "samples per rank sum to 67 but the global batch is 64: take away 3 samples"),
-        ((32, 32), "the plan gives samples to 2 ranks but the job has 4: tune for this mix first"),
+        ((32, 32), "this plan is for 2 ranks, the job has 4: start `mpirun -n 2 …`, or sweep with --ranks 4"),
         ((70, -6, 0, 0), "samples per rank [70, -6, 0, 0] has a negative entry: samples are counted from 0"),
     ],
 )

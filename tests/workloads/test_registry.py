@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from workloads.errors import SpecError
-from workloads.registry import check_workload_name, load_workload, workload_names
+from workloads.registry import check_workload_name, load_workload, split_workload, workload_names
 from workloads.workload import Workload
 
 OWN = """
@@ -232,7 +232,7 @@ def test_a_switch_set_to_neither_true_nor_false_is_refused(here: Write, text: st
     here("own_job.py", OWN)
     assert (
         refusal("own_job:tiny", {"flag": text})
-        == f"option flag={text!r} of workload 'own_job:tiny' must be of type bool"
+        == f"option flag={text!r} of workload 'own_job:tiny' must be of type bool, such as --set flag=false"
     )
 
 
@@ -240,7 +240,7 @@ def test_a_switch_set_to_neither_true_nor_false_is_refused(here: Write, text: st
 def test_an_option_that_is_not_of_its_type_is_refused(here: Write, text: str) -> None:
     here("own_job.py", OWN)
     assert refusal("own_job:tiny", {"width": text}) == (
-        f"option width={text!r} of workload 'own_job:tiny' must be of type int"
+        f"option width={text!r} of workload 'own_job:tiny' must be of type int, such as --set width=8"
     )
 
 
@@ -263,3 +263,17 @@ def test_an_option_of_a_factory_without_any_is_refused(here: Write) -> None:
 
 def test_an_option_reaches_a_shipped_workload() -> None:
     assert load_workload("mlp-tiny", {"global_batch": "128"}).global_batch == 128
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("vgg", ("vgg", {})),
+        ("bert_job:factory,global_batch=48", ("bert_job:factory", {"global_batch": "48"})),
+        ("text,lr=1,path=a,b=c.txt", ("text", {"lr": "1", "path": "a", "b": "c.txt"})),
+        ("text,lr=1,path=a,2.txt", ("text", {"lr": "1", "path": "a,2.txt"})),
+        ("vgg,mlp", ("vgg,mlp", {})),
+    ],
+)
+def test_a_name_with_options_is_taken_apart(name: str, expected: tuple[str, dict[str, str]]) -> None:
+    assert split_workload(name) == expected

@@ -1,9 +1,8 @@
 """Gradients of a model exchanged by a schedule, and backward passes that end when all have arrived.
 
-A hook before a parameter's gradient is accumulated weighs it by this rank's share of the batch; a hook after it notes that it
-is there, and a unit whose last gradient is there is offered to the scheduler. A backward pass returns when every unit has
-landed, so clipping, loss scaling and logging find the gradients of all ranks. Gradients are there to be added to, as
-everywhere in torch: a unit that landed and was not zeroed is sent once more with what was added, each rank's share of it.
+A backward pass (`passes`) returns when every unit has landed, so clipping, loss scaling and logging find the gradients of all
+ranks. Gradients are there to be added to, as everywhere in torch: a unit that landed and was not zeroed is sent once more with
+what was added, each rank's share of it.
 
 Parameters may be frozen, unfrozen or given to an optimizer later: before each forward pass the set is compared with that of
 the last, and where it has changed, on all ranks alike, units and hooks are made anew (`rebuild`). The same happens once, after
@@ -17,8 +16,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -41,9 +39,10 @@ from autotune.runtime.comm.make_units import (
     trained_parameters,
 )
 from autotune.runtime.comm.owed import collect, hand_over
+from autotune.runtime.comm.passes import Passes
 from autotune.runtime.comm.scheduler import Flight, Scheduler
 from autotune.runtime.comm.sparse_rows import SparseUnit
-from autotune.runtime.comm.tracked import accumulator_of, raw
+from autotune.runtime.comm.tracked import raw
 from autotune.runtime.comm.unit import CHECKS, Stage, Unit, odd_rank
 from autotune.runtime.override import Hook
 from autotune.runtime.reducer import Sent, sent_over
@@ -61,12 +60,6 @@ _LEFT_S = 4.0
 """How long gradients that a rank sent before it left may take to arrive."""
 _LATE_S = 10.0
 """After this long a rank that waits says so."""
-
-
-NO_BATCH = (
-    "no batch has come from job.batches(), so what this rank's gradients count is not known: iterate over "
-    "job.batches(dataset), or call job.count(samples) before each batch of a loader of your own"
-)
 
 
 def _nothing(_amount: float) -> None:
@@ -89,7 +82,7 @@ class Setting:
     """Tells a torch profiler what is done with each unit of gradients."""
 
 
-class Exchange:
+class Exchange(Passes):
     """Exchanges the gradients of `model`, whose values are the same on all ranks, over `group` from the moment it is made, by
     all ranks together.
     """
@@ -110,31 +103,15 @@ class Exchange:
         self._optimizers = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
         if isinstance(group, TracedGroup):
             group.recording = False  # the scheduler notes what is in flight; to ask the group would wait for all of it
-        self.weight = setting.weight
-        """What this rank's gradient counts, in the backward passes that follow."""
+        super().__init__(setting.weight, group.size())
         self.batch_number = self._num_steps = self.num_loads = 0
         """Batches, steps and checkpoints so far: all ranks that send gradients must agree on them."""
         self._changing = threading.Lock()
         """For what more than one thread reads and changes of a unit: its stage and its options."""
-        self._error: Exception | None = None
-        self._syncs = True
-        self._task = -1
-        """Autograd's number of the backward pass that is running."""
-        self._pass = 1
-        """Counts backward passes: a unit is offered once in each."""
-        self._finished = 0
-        """The last of them whose units have all been offered."""
-        self._is_unsynced = False
-        """Whether passes have accumulated gradients that were not sent."""
         self._crosses = False
         """Whether a step ends before its gradients have arrived: `Engine` may turn it on."""
-        self._arrivals: dict[int, None] | None = {}
-        """Places of gradients in the order of the first backward pass; None once that has been used."""
-        self._have_arrived = False
         self._order: list[int] = []
         self._is_recording = False
-        self._uncounted: set[tuple[int, int]] = set()
-        """Gradients of a pass that counts nothing, for parameters that have none."""
         self._build(is_first=True)
 
     # -- what training calls -------------------------------------------------------------------------------------------
@@ -157,26 +134,12 @@ class Exchange:
         return not self._crosses
 
     @property
-    def is_between_steps(self) -> bool:
-        """Whether no gradients have been accumulated that were not sent: none would be lost if this engine went away."""
-        return not self._is_unsynced
-
-    @property
     def _position(self) -> int:
         """Of this rank in the script. A rank that skips a batch, a step or both is at another than the rest."""
         return (2 * self.batch_number + self._num_steps + 5 * self.num_loads) % POSITIONS
 
     def settle(self) -> None:
         """Parameters are up to date when a step ends."""
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Backward passes inside only accumulate; the first one after it exchanges what all of them left."""
-        before, self._syncs = self._syncs, False
-        try:
-            yield
-        finally:
-            self._syncs = before
 
     def record(self, *, on: bool) -> None:
         """Note what is in flight from here on."""
@@ -285,9 +248,6 @@ class Exchange:
         if [one.name for one in in_order(self._trained, self._order)] != [one.name for one in self._ordered]:
             self.rebuild()
 
-    def _names(self) -> dict[int, str]:
-        return {id(one.parameter): one.name for one in self._trained}
-
     # -- what the scheduler calls, from any thread ---------------------------------------------------------------------
 
     def landed(self, index: int, received: Sequence[Tensor], unused: Sequence[int]) -> None:
@@ -319,125 +279,18 @@ class Exchange:
         if (odd := odd_rank(unit.more[-CHECKS:], size, rank, unit.position)) is not None:
             raise SpecError(out_of_step(odd))
 
-    # -- gradients -----------------------------------------------------------------------------------------------------
+    # -- sending ------------------------------------------------------------------------------------------------------
 
-    def _hook_gradients(self) -> list[Any]:
-        """On autograd's own nodes: `torch.autograd.grad` accumulates nothing and is left alone."""
-        places = {id(one.parameter): place for place, one in enumerate(self._trained)}
-        self._accumulators: list[Any] = []
-        handles = []
-        with raw():
-            for unit in self.units:
-                for place, parameter in enumerate(unit.parameters):
-                    node = accumulator_of(parameter)
-                    self._accumulators.append(node)
-                    handles.append(node.register_prehook(self._before_accumulation(unit, place)))
-                    after = self._after_accumulation(unit, place, places[id(parameter)])
-                    handles.append(parameter.register_post_accumulate_grad_hook(after))
-        return handles
-
-    def _hook_models(self) -> list[Any]:
-        hook = Hook(self._enter_model)
-        return [root.register_forward_pre_hook(hook, prepend=True) for root in roots_of(self.model)]
-
-    def _enter_model(self, _module: nn.Module, _inputs: Any) -> None:
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            self._maintain()
-
-    def _before_accumulation(self, unit: Unit, place: int) -> Callable[[tuple[Tensor | None, ...]], Any]:
-        sends_factors, is_sparse = isinstance(unit.codec, Factors), isinstance(unit, SparseUnit)
-
-        def hook(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor, ...] | None:
-            if (task := torch._C._current_graph_task_id()) != self._task:
-                self._begin_pass(task)
-            if unit.entered_in != self._pass:
-                self._enter(unit)
-            gradient = gradients[0]
-            if gradient is None:
-                return None
-            if unit.stage is not Stage.FILLING or sends_factors or gradient.requires_grad:
-                raise SpecError(self._unfit(unit, place, gradient))
-            if gradient.layout != torch.strided and not is_sparse:
-                raise SpecError(
-                    f"{self._name_of(unit, place)} has a sparse gradient but its module does not say sparse=True: use an "
-                    "nn.Embedding or nn.EmbeddingBag with sparse=True for it"
-                )
-            weight = self.weight
-            assert weight is not None
-            if weight == 0.0 and unit.parameters[place].grad is None:
-                self._uncounted.add((unit.index, place))
-            weighed = unit.weigh(gradient, weight)
-            return None if weighed is None else (weighed,)
-
-        return hook
-
-    def _after_accumulation(self, unit: Unit, place: int, among_all: int) -> Callable[[Tensor], None]:
-        def hook(_parameter: Tensor) -> None:
-            with raw(), torch.no_grad():
-                if (unit.index, place) in self._uncounted:
-                    self._uncounted.discard((unit.index, place))
-                    unit.parameters[place].grad = None
-                unit.take(place)
-                if self._arrivals is not None and not self._have_arrived:
-                    self._arrivals[among_all] = None
-                if unit.is_complete(place) and self._syncs:
-                    self._offer(unit)
-
-        return hook
-
-    def _begin_pass(self, task: int) -> None:
-        if self.weight is None:
-            raise SpecError(NO_BATCH)
-        if self._error is not None:
-            raise self._error
-        if self._task >= 0 and self._syncs:
-            self._finish_pass()  # it has failed, or this one runs inside it: every pass sends every unit
-        self._task = task
-        self._pass += 1
-        self._uncounted.clear()
-        torch.autograd.Variable._execution_engine.queue_callback(partial(self._end_pass, task))
-
-    def _end_pass(self, task: int) -> None:
-        if self._task != task:
-            return  # it has been counted as several
-        self._task = -1
-        with raw():
-            if self._syncs:
-                self._finish_pass()
-                return
-            self._is_unsynced = True
-            for unit in self.units:
-                if isinstance(unit.codec, Factors) and unit.entered_in == self._pass:
-                    with torch.no_grad():
-                        unit.codec.show(unit)
-
-    def _enter(self, unit: Unit) -> None:
-        """The first gradient of a pass comes, or the pass ends without one."""
-        if not unit.is_at_rest:
-            self._wait([unit])
-        with raw():
-            if unit.stage is Stage.LANDED:
-                unit.open(self._group.size())
-            unit.enter(self._pass)
-
-    def _finish_pass(self) -> None:
-        """Send what this pass has not sent, also where no gradient came: other ranks may have one."""
-        with raw(), torch.no_grad():
-            for unit in self.units:
-                if unit.offered_in != self._pass:
-                    if unit.entered_in != self._pass:
-                        self._enter(unit)
-                    self._offer(unit)
-        self._finished, self._is_unsynced, self._have_arrived = self._pass, False, True
-        if not self._crosses:
-            self._rest()
-            self._show()
-
-    def _offer(self, unit: Unit) -> None:
+    def _send(self, unit: Unit) -> None:
         missing = unit.close()
         unit.position = self._position
         unit.stage, unit.offered_in = Stage.OFFERED, self._pass
         self._scheduler.offer(unit.index, 0, self._first_round(unit, missing), missing, position=unit.position)
+
+    def _all_sent(self) -> None:
+        if not self._crosses:
+            self._rest()
+            self._show()
 
     def _first_round(self, unit: Unit, missing: Sequence[int]) -> Round:
         if self._asks_nobody:
@@ -447,22 +300,13 @@ class Exchange:
     def _make_factors(self, module: nn.Linear) -> Factors:
         return Factors(module, weight=lambda: self.weight or 0.0, on_rebuild=self._setting.on_rebuild)
 
-    def _unfit(self, unit: Unit, place: int, gradient: Tensor) -> str:
-        name = self._name_of(unit, place)
-        if gradient.requires_grad:
-            return (
-                f"the gradient of {name} has a graph of its own (backward(create_graph=True)), which an exchange would cut: "
-                "use torch.autograd.grad(..., create_graph=True), whose result is this rank's own"
-            )
-        if unit.stage is Stage.FILLING:
-            return (
-                f"{name} has a gradient beside that of its Linear layer, so its factors do not make it up: take the layer "
-                "out of the plan's factors"
-            )
-        return f"{name} received a gradient twice in one backward pass, after the first had been sent"
+    def _hook_models(self) -> list[Any]:
+        hook = Hook(self._enter_model)
+        return [root.register_forward_pre_hook(hook, prepend=True) for root in roots_of(self.model)]
 
-    def _name_of(self, unit: Unit, place: int) -> str:
-        return self._names().get(id(unit.parameters[place]), "a parameter")
+    def _enter_model(self, _module: nn.Module, _inputs: Any) -> None:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self._maintain()
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
