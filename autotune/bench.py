@@ -77,6 +77,8 @@ class Bench:
     """What a search that may be lossy chooses from."""
     changing: ChangingMix | None = None
     """The mix under the trace that is replayed, if any."""
+    loop: Loop = PLAIN_LOOP
+    """What the workload states of its training loop."""
     staged: StagedPlans = NO_STAGES
     """Plans with pipeline stages that a search may choose."""
 
@@ -103,7 +105,7 @@ class Bench:
             factors_for=factor_chooser(self.graph, self.cluster),
             kinds=kinds_of(self.graph),
             staged=self.staged,
-            **ways_to_send(len(self.cluster.devices), self.transports, loop_of(self.workload)),
+            **ways_to_send(len(self.cluster.devices), self.transports, self.loop),
         )
 
 
@@ -165,6 +167,7 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> Bench:
         transports=("nccl",) if on_gpu else job.transports,
         codecs=job.codecs,
         changing=changing,
+        loop=loop,
     )
 
 

@@ -154,7 +154,7 @@ def bench_simulator(job: Job, bench: Bench, all_reduces: tuple[CollectiveProfile
     cuts = stage_cuts(bench.workload, graph, job.seed)
     graph = graph if cuts is None else with_streams(graph, cuts)
     costs = cost_model(graph, bench.cluster, profiles)
-    return Simulator(bench.info, graph, costs, loop=loop_of(bench.workload))
+    return Simulator(bench.info, graph, costs, loop=bench.loop)
 
 
 def bench_staged(job: Job, bench: Bench, simulator: Simulator | None) -> StagedPlans:

@@ -22,7 +22,6 @@ from autotune.simulate.cost_model import cost_model
 from results.decision import Decision
 from results.store import safe_name
 from workloads.plan import Plan
-from workloads.workload import loop_of
 
 LEARNED_FOLDER = "learned"
 
@@ -42,7 +41,7 @@ def make_controller(
         return offered if parts == ALL_PARTS else Candidates(plans=tuple(allowed))
 
     memory = load_memory(learned_file(job, bench))
-    opinion = SecondOpinion(bench.info, bench.graph, loop_of(bench.workload)) if costs is not None else None
+    opinion = SecondOpinion(bench.info, bench.graph, bench.loop) if costs is not None else None
     if opinion is not None:
         opinion.warm_up(plan, cluster)
     comm = CommController(

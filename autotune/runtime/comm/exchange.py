@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 from autotune.runtime.comm.codec import SUM, Identity, Round
 from autotune.runtime.comm.factors import Factors
 from autotune.runtime.comm.grants import Grants, InTurn, out_of_step
+from autotune.runtime.comm.late_watch import LateWatch
 from autotune.runtime.comm.make_units import (
     in_order,
     make_factors,
@@ -58,8 +59,6 @@ _SLICE_S = 2.0
 """How often a rank that waits looks whether another has left."""
 _LEFT_S = 4.0
 """How long gradients that a rank sent before it left may take to arrive."""
-_LATE_S = 10.0
-"""After this long a rank that waits says so."""
 
 
 def _nothing(_amount: float) -> None:
@@ -112,6 +111,8 @@ class Exchange(Passes):
         """Whether a step ends before its gradients have arrived: `Engine` may turn it on."""
         self._order: list[int] = []
         self._is_recording = False
+        self._frozen_owed: dict[str, Tensor] = {}
+        """Of parameters that do not train at present."""
         self._build(is_first=True)
 
     # -- what training calls -------------------------------------------------------------------------------------------
@@ -163,11 +164,13 @@ class Exchange(Passes):
     def owed(self) -> dict[str, Tensor]:
         """What lossy codecs have left out so far, over all ranks, by parameter; called by all ranks together."""
         self._rest()
-        return collect(self._flat_units(), self._names(), self._group)
+        return self._frozen_owed | collect(self._flat_units(), self._names(), self._group)
 
     def owe(self, owed: dict[str, Tensor]) -> None:
         """Add this to the gradients that follow; called by all ranks together."""
-        hand_over(self._flat_units(), self._names(), owed, self._group.rank())
+        names = self._names()
+        hand_over(self._flat_units(), names, owed, self._group.rank())
+        self._frozen_owed = {name: values for name, values in owed.items() if name not in names.values()}
 
     def _flat_units(self) -> list[Unit]:
         return [unit for unit in self.units if not isinstance(unit, SparseUnit)]
@@ -211,6 +214,7 @@ class Exchange(Passes):
         in_turn = InTurn(_nums_parts(self._plan.comm, self.units)) if self._asks_nobody else None
         make_grants = partial(_grants, self._plan.comm, len(self.units), self._group.size())
         self._scheduler = Scheduler(self._group, make_grants, self, in_turn)
+        self._watch = LateWatch(lambda: self._scheduler.tell_late(self._num_steps))
         self._handles: list[Any] = [*self._hook_gradients(), *self._hook_models()]
         self._around_step = self._hook_steps()
 
@@ -221,6 +225,7 @@ class Exchange(Passes):
         for unit in self.units:
             if isinstance(unit.codec, Factors):
                 unit.codec.detach()
+        self._watch.close()
         self._scheduler.close(error)
 
     def _signature_now(self) -> tuple[object, ...]:
@@ -321,19 +326,15 @@ class Exchange(Passes):
 
     def _wait(self, units: Sequence[Unit]) -> float:
         """Until nothing of these is on its way; how long that took."""
-        begun_s, has_told = time.perf_counter(), False
+        begun_s = time.perf_counter()
+        self._watch.begin()
         while not self._arrived(units, self._setting.timeout_s if self._group.size() == 1 else _SLICE_S):
             waited_s = time.perf_counter() - begun_s
             if waited_s > _LEFT_S and (left := self._scheduler.left()):
-                raise SpecError(
-                    f"rank {left[0]} has ended its training while this rank waits for its gradients of step "
-                    f"{self._num_steps}: every rank must run the same number of backward passes"
-                )
-            if waited_s > _LATE_S and not has_told:
-                has_told = True
-                self._scheduler.tell_late(self._num_steps)
+                raise SpecError(self._without(left[0]))
             if waited_s > self._setting.timeout_s:
                 raise TrialTimeoutError(f"gradients did not arrive within {self._setting.timeout_s:g} s")
+        self._watch.end()
         return time.perf_counter() - begun_s
 
     def _arrived(self, units: Sequence[Unit], timeout_s: float) -> bool:
@@ -341,9 +342,17 @@ class Exchange(Passes):
         arrived = self._scheduler.wait_until(
             lambda: self._error is not None or all(unit.is_at_rest for unit in units), limit_s
         )
+        if self._error is not None and (left := self._scheduler.left()):
+            raise SpecError(self._without(left[0])) from self._error
         if self._error is not None:
             raise self._error
         return arrived
+
+    def _without(self, rank: int) -> str:
+        return (
+            f"rank {rank} has ended its training while this rank waits for its gradients of step {self._num_steps}: every "
+            "rank must run the same number of backward passes"
+        )
 
     # -- around the optimizers' steps -----------------------------------------------------------------------------------
 
