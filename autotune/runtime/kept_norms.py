@@ -6,9 +6,24 @@ back before the next batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from autotune.runtime.sync_batch_norm import batch_norms
+from workloads.errors import SpecError
+
+NORM_SAMPLES = 2
+"""BatchNorm needs more than one value per channel."""
+
+
+def check_norms(num_layers: int, samples: Sequence[int]) -> None:
+    """Refuse splits with which layers that take statistics of their own rank cannot train."""
+    if num_layers and len(samples) > 1 and min(samples) < NORM_SAMPLES:
+        raise SpecError(
+            f"the plan gives a rank one sample ({list(samples)}) and the model has BatchNorm layers, which need two: pass "
+            "sync_norm=True, or sweep with a workload whose min_samples is 2"
+        )
 
 
 class KeptNorms:
