@@ -125,11 +125,20 @@ class Parallel:
     def _switch(self, plan: Plan) -> ScriptReducer:
         before, owed = self._reducer, self._reducer.owed()
         before.detach(None)
-        self._reducer, self.plan = self._reducer_for(plan), plan
+        try:
+            self._reducer = self._reducer_for(plan)
+            self.plan = plan
+        except SpecError:
+            self._reducer = self._reducer_for(self.plan)
+            raise
+        finally:
+            self._take_over(before, owed)
+        return self._reducer
+
+    def _take_over(self, before: ScriptReducer, owed: dict[str, Tensor]) -> None:
         self._reducer.owe(owed)
         self._reducer.weight = before.weight
         self._reducer.batch_number, self._reducer.num_loads = before.batch_number, before.num_loads
-        return self._reducer
 
     @property
     def next_step(self) -> int:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import sys
 
+import autotune  # 1
 import torch
-from own_workload import factory
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from autotune.api import parallelize  # 1
+from own_workload import factory
 
 NUM_EPOCHS = 3
 
@@ -25,9 +25,9 @@ dataset, model = job.dataset(), job.model()
 optimizer = job.optimizer(model)
 schedule = CosineAnnealingLR(optimizer, NUM_EPOCHS)
 
-with parallelize(model, optimizer, sys.argv[1]) as parallel:  # 2
-    for epoch in range(NUM_EPOCHS):
-        for batch in parallel.batches(dataset, epoch=epoch):  # 3
+with autotune.parallelize(model, optimizer, sys.argv[1]) as parallel:  # 2
+    for _ in range(NUM_EPOCHS):
+        for batch in parallel.batches(dataset):  # 3
             optimizer.zero_grad()
             loss = job.loss(model, batch)  # the mean over this rank's samples
             loss.backward()

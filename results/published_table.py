@@ -1,20 +1,32 @@
-"""The published results as a table in the README: `python -m results.published_table README.md` after `nox -s publish`."""
+"""The published results as tables: `python -m results.published_table docs/results.md` after `nox -s publish`.
+
+One table has a row for each sweep, the other the sizes of the models that were trained in them.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from torch import Tensor
 
 from results.units import format_interval, format_percent, format_rate, format_times
+from workloads.quantity import format_bytes
+from workloads.registry import load_workload, split_workload
 
 FOLDER = Path(__file__).parent / "published"
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 HEADER = (
-    "| workload | mix | label | DDP default | DDP tuned by hand | best plan | vs DDP default | vs DDP tuned "
+    "| workload | cluster | label | DDP default | tuned DDP | best plan | vs DDP default | vs tuned DDP "
     "| of the limit | CPU s/step: tuned, best | made by |\n|---|---|---|---|---|---|---|---|---|---|---|"
+)
+SIZES_BEGIN, SIZES_END = "<!-- sizes -->", "<!-- /sizes -->"
+SIZES_HEADER = (
+    "| workload | parameters | bytes of gradients | one sample | samples in the data set | global batch |\n"
+    "|---|---|---|---|---|---|"
 )
 
 
@@ -45,7 +57,7 @@ def row(file: str, report: dict[str, Any]) -> str:
         _ratio(best["vs_tuned"]),
         format_percent(limit) if limit else "-",
         f"{tuned['cpu_s_per_step']:.3f}, {best['cpu_s_per_step']:.3f}" if tuned else "-",
-        f"[{Path(file).stem}](results/published/{file})",
+        f"[{Path(file).stem}](../results/published/{file})",
     ]
     return "| " + " | ".join(cells) + " |"
 
@@ -56,12 +68,46 @@ def _ratio(ratio: dict[str, float] | None) -> str:
     return f"{format_times(ratio['value'])} ({format_interval(ratio['low'], ratio['high'])})"
 
 
-def put_between(readme: Path, begin: str, end: str, content: str) -> None:
+def sizes_table(trained: Iterable[tuple[str, int]]) -> str:
+    """The models of a table, each once. `trained`: names of workloads with the global batch they were trained with."""
+    return "\n".join([SIZES_HEADER, *(_size_row(name, batch) for name, batch in sorted(set(trained)))])
+
+
+def _size_row(name: str, global_batch: int) -> str:
+    """Read from the workload itself: its model is built, its data set opened."""
+    workload = load_workload(*split_workload(name))
+    parameters, dataset = list(workload.model().parameters()), workload.dataset()
+    cells = [
+        name,
+        f"{sum(p.numel() for p in parameters):,}",
+        format_bytes(sum(p.numel() * p.element_size() for p in parameters)),
+        _sample(dataset[0][0]),
+        f"{len(cast('Sized', dataset)):,}",
+        str(global_batch),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _sample(inputs: Tensor) -> str:
+    """An image by its shape, a sequence by its tokens."""
+    if inputs.is_floating_point():
+        return "image of " + " x ".join(map(str, inputs.shape))
+    return f"{inputs.numel()} tokens"
+
+
+def put_between(page: Path, begin: str, end: str, content: str) -> None:
     """Replace what stands between two markers."""
-    text = readme.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
     before, after = text.split(begin)[0], text.split(end)[1]
-    readme.write_text(f"{before}{begin}\n{content}\n{end}{after}", encoding="utf-8")
+    page.write_text(f"{before}{begin}\n{content}\n{end}{after}", encoding="utf-8")
+
+
+def write(page: Path, folder: Path = FOLDER) -> None:
+    """Both tables, into the page."""
+    trained = [(report["workload"], report["global_batch"]) for _, report in reports(folder)]
+    put_between(page, BEGIN, END, table(folder))
+    put_between(page, SIZES_BEGIN, SIZES_END, sizes_table(trained))
 
 
 if __name__ == "__main__":
-    put_between(Path(sys.argv[1]), BEGIN, END, table())
+    write(Path(sys.argv[1]))

@@ -1,6 +1,6 @@
-"""The published races as tables: `python -m results.race_table README.md docs/race.md` after `nox -s race`.
+"""The published races as tables: `python -m results.race_table docs/race.md` after `nox -s race`.
 
-The tables go into the first file, and what was measured in the cells that we do not win into the second.
+Three parts: the sizes of the models, speeds and costs, and what was measured in the cells that we do not win.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from results.published_table import FOLDER, put_between
+from results.published_table import FOLDER, SIZES_BEGIN, SIZES_END, put_between, sizes_table
 from results.race import Place, Race, places, why_no_faster
 from results.record import AGAIN
 from results.stats import Ratio
@@ -17,10 +17,11 @@ from results.units import MISSING, format_interval, format_percent, format_rate,
 
 RACES = FOLDER / "race"
 BEGIN, END = "<!-- race -->", "<!-- /race -->"
+NO_WIN_BEGIN, NO_WIN_END = "<!-- no-win -->", "<!-- /no-win -->"
 
 
 def races(folder: Path = RACES) -> list[Race]:
-    """Those in the lab first, then by mix and workload."""
+    """Those in the lab first, then by cluster and workload."""
     found = [read_json(Race, path) for path in folder.glob("*.json")]
     return sorted(found, key=lambda race: (not race.cluster.in_lab, race.cluster.name, race.workload.name))
 
@@ -38,7 +39,7 @@ def explanations(found: list[Race]) -> str:
 
 def _speeds(found: list[Race]) -> str:
     names = [entrant.name for entrant in found[0].entrants if not entrant.name.endswith(AGAIN)]
-    lines = [_row(["workload", "mix", "label", *names]), _row(["---"] * (3 + len(names)))]
+    lines = [_row(["workload", "cluster", "label", *names]), _row(["---"] * (3 + len(names)))]
     for race in found:
         by_name = {place.name: place for place in places(race)}
         cells = [_speed(by_name[name]) if name in by_name else "does not fit" for name in names]
@@ -58,7 +59,7 @@ def _speed(place: Place) -> str:
 
 def _costs(found: list[Race]) -> str:
     names = [entrant.name for entrant in found[0].entrants if not entrant.name.endswith(AGAIN)]
-    lines = [_row(["workload", "mix", *names]), _row(["---"] * (2 + len(names)))]
+    lines = [_row(["workload", "cluster", *names]), _row(["---"] * (2 + len(names)))]
     for race in found:
         by_name = {place.name: place for place in places(race)}
         cells = [_cost(by_name[name]) if name in by_name else MISSING for name in names]
@@ -83,6 +84,18 @@ def _row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |" if cells[0] != "---" else f"|{'|'.join(cells)}|"
 
 
+def write(page: Path, folder: Path = RACES) -> None:
+    """All parts, into the page."""
+    found = races(folder)
+    put_between(page, SIZES_BEGIN, SIZES_END, sizes_table(_trained(race) for race in found))
+    put_between(page, BEGIN, END, tables(found))
+    put_between(page, NO_WIN_BEGIN, NO_WIN_END, explanations(found))
+
+
+def _trained(race: Race) -> tuple[str, int]:
+    options = "".join(f",{name}={value}" for name, value in race.workload.options.items())
+    return race.workload.name + options, race.workload.global_batch
+
+
 if __name__ == "__main__":
-    put_between(Path(sys.argv[1]), BEGIN, END, tables(races()))
-    put_between(Path(sys.argv[2]), BEGIN, END, explanations(races()))
+    write(Path(sys.argv[1]))

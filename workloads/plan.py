@@ -221,6 +221,11 @@ class Plan:
                 f"the plan's collective is {comm.collective!r}, which `autotune simulate` predicts but no job runs: "
                 f"use {', '.join(RUNNABLE_COLLECTIVES)}"
             )
+        if comm.collective != "ring" and comm.transport != "gloo":
+            raise SpecError(
+                f"the plan's collective {comm.collective!r} is made of messages from rank to rank, which transport "
+                f"{comm.transport!r} does not carry here: use transport gloo, or collective ring"
+            )
         if self.pipeline is not None:
             _check_pipeline_runs(self, self.pipeline)
 

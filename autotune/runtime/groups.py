@@ -73,6 +73,7 @@ class Groups:
         hosts = control.share(socket.gethostname())
         self._one_machine = len(set(hosts)) == 1
         self._store = self._make_store(hosts[0])
+        control.share(None)  # rank 0's store lives until all ranks have found it
         self._clocks = self._map_clocks() if cluster.paces_links else None
 
     @contextmanager

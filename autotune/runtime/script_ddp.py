@@ -18,10 +18,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from autotune.runtime.comm.exchange import Setting
-from autotune.runtime.comm.make_units import optimized, roots_of, signature
+from autotune.runtime.comm.exchange import Setting, position_of
+from autotune.runtime.comm.grants import out_of_step
+from autotune.runtime.comm.make_units import check_sparse, optimized, roots_of, signature, trained_parameters
 from autotune.runtime.comm.passes import NO_BATCH
 from autotune.runtime.comm.tracked import accumulator_of
+from autotune.runtime.comm.unit import odd_rank
 from autotune.runtime.override import Hook
 from autotune.runtime.reducer import Sent, sent_over
 from autotune.runtime.traced_group import TracedGroup
@@ -45,7 +47,8 @@ class ScriptDdp:
     ) -> None:
         self.model, self._optimizers, self._plan, self._group = model, list(optimizers), plan, group
         self.weight = setting.weight
-        self.batch_number = self.num_loads = 0
+        self.batch_number = self.num_loads = self._num_steps = 0
+        self._compared: tuple[Any, Tensor, int] | None = None
         self._syncs, self._is_unsynced, self._task = True, False, -1
         self._build()
 
@@ -80,12 +83,16 @@ class ScriptDdp:
     def owe(self, owed: dict[str, Tensor]) -> None:
         """What was owed is given up."""
 
-    def detach(self, error: BaseException | None = None) -> None:  # noqa: ARG002 - peers learn of it from the group
+    def detach(self, error: BaseException | None = None) -> None:
+        if error is None:
+            self._check_positions()
+        self._compared = None
         self._take_down()
         del self._group
 
     def _build(self) -> None:
         self._check_optimizers()
+        check_sparse(trained_parameters(self.model, self._optimizers), self._plan)
         self._signature = self._signature_now()
         # Left unset, DDP's cap is 25 MiB with a small first bucket that leaves early; set, it holds for all buckets.
         cap_bytes = self._plan.comm.bucket_bytes
@@ -161,6 +168,23 @@ class ScriptDdp:
             )
         if self._syncs:
             self._has_run = dict.fromkeys(self._has_run, False)
+            self._compare_positions()
+
+    def _compare_positions(self) -> None:
+        """Are all ranks at the same place of the script? The answer is waited for at the optimizer's step."""
+        self._check_positions()
+        position, rank = position_of(self.batch_number, self._num_steps, self.num_loads), self._group.rank()
+        sums = torch.tensor([position, position * (rank + 1), position * position], dtype=torch.float64)
+        work = self._group.allreduce([sums], dist.AllreduceOptions())
+        self._compared = (work, sums, position)
+
+    def _check_positions(self) -> None:
+        if self._compared is not None:
+            work, sums, position = self._compared
+            self._compared = None
+            work.wait()
+            if (odd := odd_rank(sums, self._group.size(), self._group.rank(), position)) is not None:
+                raise SpecError(out_of_step(odd))
 
     def _before(self, root: nn.Module, args: Any, kwargs: Any) -> Any:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling() and self._signature_now() != self._signature:
@@ -176,6 +200,8 @@ class ScriptDdp:
         return self._ddps[root]._post_forward(output) if root in self._ddps else None
 
     def _before_step(self) -> None:
+        self._check_positions()
+        self._num_steps += 1
         if self._is_unsynced:
             raise SpecError(
                 "optimizer.step() follows backward passes inside no_sync() only, and reducer 'ddp' exchanges gradients in "

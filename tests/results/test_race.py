@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from pathlib import Path
 
 import pytest
 
 from results.console import make_console
 from results.race import DDP_TUNED_FP16, OURS, OURS_LOSSY, Entrant, Place, Race, Tried, places, why_no_faster
 from results.race_console import show_race
-from results.race_table import explanations, tables
+from results.race_table import explanations, tables, write
 from results.record import AGAIN, DDP_DEFAULT, DDP_TUNED
+from results.store import write_json
 from tests.results import sample
 from workloads.serial import from_data, to_data
 
@@ -116,6 +118,18 @@ def test_the_published_table_has_a_row_for_each_race() -> None:
     assert "never in 15" in text
     assert explanations([race(), race(ours=0.26)]).startswith("- vgg on mixed4: 0.96")
     assert explanations([race()]) == "None: every cell is a win."
+
+
+def test_a_page_gets_the_models_the_tables_and_the_cells_without_a_win(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("".join(f"<!-- {name} -->\nold\n<!-- /{name} -->\n" for name in ("sizes", "race", "no-win")))
+    write_json(tmp_path / "vgg@mixed4.json", race(ours=0.26))
+    write(page, tmp_path)
+    text = page.read_text()
+    assert "| vgg | 1,002,162 | 3.823 MiB | image of 3 x 32 x 32 |" in text
+    assert text.count("| vgg | mixed4 |") == 2
+    assert "- vgg on mixed4: 0.96" in text
+    assert "old" not in text
 
 
 def test_a_race_survives_its_file() -> None:

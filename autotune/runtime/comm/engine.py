@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,14 +113,14 @@ class Engine(Exchange):
         self._mine = [self._make_mine(optimizer, everywhere) for optimizer in self._optimizers]
         for optimizer, mine in zip(self._optimizers, self._mine, strict=True):
             self._override(optimizer, "step", functools.partial(self._step, mine))
-            self._override(optimizer, "zero_grad", ZeroGrad(self, self.units, optimized(optimizer)))
+            self._override(optimizer, "zero_grad", ZeroGrad(self, functools.partial(optimized, optimizer)))
             self._parts.append(mine.part)
             self._handles += [
                 optimizer.register_state_dict_pre_hook(lambda _: self.settle()),
                 optimizer.register_load_state_dict_pre_hook(lambda *_: self.settle()),
             ]
         for root in roots_of(self.model):
-            self._override(root, "zero_grad", ZeroGrad(self, self.units, list(root.parameters())))
+            self._override(root, "zero_grad", ZeroGrad(self, root.parameters))
         self._crosses = self._scheduler.lands_early = True
 
     def _make_mine(self, optimizer: Optimizer, everywhere: Sequence[_Arrivals]) -> _Mine:
@@ -219,7 +219,8 @@ class Engine(Exchange):
         with raw():
             has_others = any(p.grad is not None for p in mine.others)
         is_used = any(unit.is_shown or unit.is_applied for unit in mine.units)
-        return bool(reason) or has_others or not mine.units or is_used
+        has_changed = self._signature_now() != self._signature
+        return bool(reason) or has_others or not mine.units or is_used or has_changed
 
     def _step_at_once(self, mine: _Mine, replaced: Callable[..., Any]) -> Any:
         """The optimizer's own step, on plain parameters, so that it chooses its fast implementations."""
@@ -279,14 +280,15 @@ class _Arrivals:
 class ZeroGrad:
     """`zero_grad` of an optimizer or a model: what is on its way is not waited for."""
 
-    def __init__(self, engine: Engine, units: Sequence[Unit], parameters: Sequence[nn.Parameter]) -> None:
-        chosen = {id(p) for p in parameters}
-        self._engine = engine
-        self._places = [(unit, [k for k, p in enumerate(unit.parameters) if id(p) in chosen]) for unit in units]
-        known = {id(p) for unit in units for p in unit.parameters}
-        self._others = [p for p in parameters if id(p) not in known]
+    def __init__(self, engine: Engine, parameters: Callable[[], Iterable[nn.Parameter]]) -> None:
+        """`parameters`: those that it is for at the time of a call; a script may add some."""
+        self._engine, self._parameters = engine, parameters
+        self._chosen: list[int] = []
+        self._places: list[tuple[Unit, list[int]]] = []
+        self._others: list[nn.Parameter] = []
 
     def __call__(self, _replaced: Any, set_to_none: bool = True) -> None:
+        self._choose(list(self._parameters()))
         for unit, places in self._places:
             if len(places) == len(unit.parameters):
                 with raw():
@@ -294,6 +296,16 @@ class ZeroGrad:
             elif places:
                 self._zero_some(unit, places, set_to_none=set_to_none)
         _zero(self._others, set_to_none=set_to_none)
+
+    def _choose(self, parameters: list[nn.Parameter]) -> None:
+        chosen = [id(p) for p in parameters]
+        if chosen == self._chosen:
+            return
+        self._chosen, ids = chosen, set(chosen)
+        units = self._engine.units
+        self._places = [(unit, [k for k, p in enumerate(unit.parameters) if id(p) in ids]) for unit in units]
+        known = {id(p) for unit in units for p in unit.parameters}
+        self._others = [p for p in parameters if id(p) not in known]
 
     def _zero_some(self, unit: Unit, places: Sequence[int], *, set_to_none: bool) -> None:
         if not set_to_none:
@@ -310,4 +322,4 @@ def _zero(parameters: Sequence[nn.Parameter], *, set_to_none: bool) -> None:
         if set_to_none:
             parameter.grad = None
         elif parameter.grad is not None:
-            parameter.grad.detach_().zero_()
+            parameter.grad.zero_()

@@ -136,8 +136,7 @@ class Exchange(Passes):
 
     @property
     def _position(self) -> int:
-        """Of this rank in the script. A rank that skips a batch, a step or both is at another than the rest."""
-        return (2 * self.batch_number + self._num_steps + 5 * self.num_loads) % POSITIONS
+        return position_of(self.batch_number, self._num_steps, self.num_loads)
 
     def settle(self) -> None:
         """Parameters are up to date when a step ends."""
@@ -178,24 +177,17 @@ class Exchange(Passes):
     # -- making and changing -------------------------------------------------------------------------------------------
 
     def rebuild(self) -> None:
-        """Units and hooks for what trains now; called by all ranks together. No gradient is lost."""
+        """Units and hooks for what trains now; called by all ranks together. Gradients that were accumulated and not sent are
+        sent first: a parameter that is frozen now still has its own.
+        """
+        if self._is_unsynced:
+            self._finish_pass()
         self._rest()
+        self._show()
         owed = self.owed()
-        with raw():
-            was_filling = any(unit.holds for unit in self.units)
-            for unit in self.units:
-                if isinstance(unit.codec, Factors) and unit.codec.has_rows:
-                    unit.codec.fold(unit)
-                if unit.holds and unit.scale not in (None, 1.0):
-                    unit.flat.mul_(unit.scale)
         self._take_down(None)
         self._build(is_first=False)
         self.owe(owed)
-        if was_filling:
-            with raw():
-                for unit in self.units:
-                    unit.open(self._group.size())
-                    unit.scale = 1.0
         self._scheduler.recording = self._is_recording
 
     def _build(self, *, is_first: bool) -> None:
@@ -368,11 +360,23 @@ class Exchange(Passes):
 
     def _before_step(self) -> None:
         """Gradients that were accumulated inside no_sync() only are exchanged now, if they have not been."""
-        if self._is_unsynced:
-            self._finish_pass()
+        if not self._is_unsynced:
+            return
+        with raw():
+            if any(unit.is_edited for unit in self.units if unit.stage is Stage.FILLING):
+                raise SpecError(
+                    "gradients were changed (clipped?) after backward passes inside no_sync() only: they were this rank's own; "
+                    "run the last backward pass before step() outside no_sync()"
+                )
+        self._finish_pass()
 
     def _after_step(self) -> None:
         self._num_steps += 1
+
+
+def position_of(num_batches: int, num_steps: int, num_loads: int) -> int:
+    """Of a rank in its script. A rank that skips a batch, a step or both is at another than the rest."""
+    return (2 * num_batches + num_steps + 5 * num_loads) % POSITIONS
 
 
 def _grants(comm: CommPlan, num_units: int, num_ranks: int) -> Grants:

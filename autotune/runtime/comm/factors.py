@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from autotune.runtime.comm.codec import GATHER, Round
+from autotune.runtime.comm.tracked import raw
 from autotune.runtime.override import Override
 from workloads.errors import SpecError
 
@@ -126,11 +127,6 @@ class Factors:
         unit.point()
         self._num_shown = len(self._rows)
 
-    def fold(self, unit: Unit) -> None:
-        """Let the gradients stand in the unit as if they had never been rows: another codec is to send them."""
-        self.show(unit)
-        self.clear()
-
     def close(self, unit: Unit) -> bool:
         """Whether there are rows to send; the unit is left with what these are to be added to."""
         if self._num_shown:
@@ -174,8 +170,20 @@ class Factors:
 def _forward(module: nn.Linear, factors: Factors, x: Tensor) -> Tensor:
     if not torch.is_grad_enabled():
         return nn.functional.linear(x, module.weight, module.bias)
+    _check_hooks(module)
     done: Tensor = _Linear.apply(x, module.weight, module.bias, factors)  # type: ignore[no-untyped-call]
     return done
+
+
+def _check_hooks(module: nn.Linear) -> None:
+    """A hook on a gradient would be called with None: the layer's backward pass forms none."""
+    with raw():
+        hooks = [hook for p in module.parameters(recurse=False) for hook in (p._backward_hooks or {}).values()]
+    if any(not str(getattr(hook, "__module__", "")).startswith("autotune.") for hook in hooks):
+        raise SpecError(
+            f"{module} has a hook on a parameter's gradient, which sufficient factors do not form: take the layer out of the "
+            "plan's factors"
+        )
 
 
 def factored_layers(

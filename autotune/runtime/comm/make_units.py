@@ -80,17 +80,22 @@ def make_units(
 ) -> list[Unit]:
     """Of gradients in the order of their arrival; layers that send factors, and sparse tables, alone."""
     plan.compression.check_kinds(one.kind for one in trained)
-    if plan.comm.transport == "mpi" and (tables := [one.name for one in trained if one.is_sparse]):
-        raise SpecError(
-            f"{tables[0]} has sparse gradients, which are gathered by messages from rank to rank, and transport 'mpi' carries "
-            "none: use transport 'gloo', or sparse=False"
-        )
+    check_sparse(trained, plan)
     trained = _together(trained, factors)
     units = []
     for index, places in enumerate(_cut(trained, plan, factors)):
         chosen = [trained[place] for place in places]
         units.append(_unit(index, chosen, plan.compression, group, factors))
     return units
+
+
+def check_sparse(trained: Sequence[Trained], plan: Plan) -> None:
+    """Refuse tables whose rows the plan's transport does not carry."""
+    if plan.comm.transport == "mpi" and (tables := [one.name for one in trained if one.is_sparse]):
+        raise SpecError(
+            f"{tables[0]} has sparse gradients, which are gathered by messages from rank to rank, and transport 'mpi' carries "
+            "none: use transport 'gloo', or sparse=False"
+        )
 
 
 def _together(trained: Sequence[Trained], factors: dict[int, Factors]) -> list[Trained]:

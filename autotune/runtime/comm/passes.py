@@ -159,6 +159,7 @@ class Passes:
                 if isinstance(unit.codec, Factors) and unit.entered_in == self._pass:
                     with torch.no_grad():
                         unit.codec.show(unit)
+                unit.note()
 
     def _enter(self, unit: Unit) -> None:
         """The first gradient of a pass comes, or the pass ends without one."""

@@ -7,6 +7,7 @@ reason.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,9 +22,12 @@ from autotune.runtime.comm.grants import Grant, Grants, InTurn, Offer
 from autotune.runtime.comm.landing import Landing
 from autotune.runtime.comm.line import open_lines
 from autotune.runtime.mpi_group import PeerLostError
+from workloads.errors import SpecError
 
 _END_S = 5.0
 """How long a rank that ends waits for the others to end too."""
+_REFUSAL = re.compile(r"rank \d+: SpecError: (?P<text>.*)", re.DOTALL)
+"""What one rank of a script refuses, all ranks refuse, in the same words."""
 _TAGS = 1 << 16
 """Messages of gathers and swaps are told apart by tags from here on, as many at once as this."""
 
@@ -142,7 +146,9 @@ class Scheduler:
         del self._group
 
     def _fail(self, why: str) -> None:
-        self._listener.failed(PeerLostError(f"the exchange of gradients has ended: {why}"))
+        refusal = _REFUSAL.fullmatch(why)
+        lost = PeerLostError(f"the exchange of gradients has ended: {why}")
+        self._listener.failed(SpecError(refusal["text"]) if refusal is not None else lost)
         self._landing.wake()
 
     def _post(self, grant: Grant) -> None:

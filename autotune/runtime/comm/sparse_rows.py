@@ -77,6 +77,11 @@ class SparseUnit(Unit):
     def take(self, place: int) -> None:
         """It stays."""
 
+    @property
+    def is_edited(self) -> bool:
+        """Not noticed: what autograd adds to a sparse gradient makes another tensor each time."""
+        return False
+
     def close(self) -> list[int]:
         (table,), scale = self.parameters, self.scale
         gradient = table.grad

@@ -102,6 +102,7 @@ class Unit(FlatGradients):
         self._dropped: set[int] = set()
         self._is_zeroed = False
         self._missing: set[int] = set()
+        self._versions: list[int] = []
 
     # -- a backward pass ------------------------------------------------------------------------------------------------
 
@@ -139,6 +140,20 @@ class Unit(FlatGradients):
         """Whether this pass has brought the last gradient, now that it has brought this one."""
         self._missing.discard(place)
         return not self._missing
+
+    def note(self) -> None:
+        """A pass has ended whose gradients are not sent yet."""
+        self._versions = [view._version for view in self.views]
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether the script has changed such gradients since, other than to throw them away."""
+        return any(
+            gradient is not None and (gradient is not view or view._version != version) and bool(view.any())
+            for gradient, view, version in zip(
+                (p.grad for p in self.parameters), self.views, self._versions, strict=False
+            )
+        )
 
     # -- the exchange ---------------------------------------------------------------------------------------------------
 
@@ -183,12 +198,6 @@ class Unit(FlatGradients):
     def is_at_rest(self) -> bool:
         """Nothing of it is on its way, neither gradients nor an update."""
         return self.stage is not Stage.OFFERED and self.options is None
-
-    @property
-    def holds(self) -> bool:
-        """Whether gradients of this rank have been accumulated that were not sent."""
-        rows = isinstance(self.codec, Factors) and self.codec.has_rows
-        return self.stage is Stage.FILLING and (rows or any(p.grad is not None for p in self.parameters))
 
     def result(self, place: int) -> Tensor | None:
         """What has landed for a parameter, as an optimizer is to see it."""

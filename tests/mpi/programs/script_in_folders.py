@@ -1,0 +1,51 @@
+"""Run a script's main() in each of several folders, one after another in the same job, and leave there what each rank says.
+
+mpirun -n 2 python script_in_folders.py script.py folder,folder [arguments of the script]
+
+FOLDER/rank-0.json holds what rank 0 has written to stdout there, and what each of its evaluations gave.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import os
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from autotune.runtime.control import launched_rank
+
+
+def script_at(path: str, evaluated: list[float]) -> Any:
+    """A module whose evaluations are noted."""
+    spec = importlib.util.spec_from_file_location("script", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    evaluate = module.evaluate
+
+    def noted(*given: Any) -> float:
+        evaluated.append(evaluate(*given))
+        return evaluated[-1]
+
+    module.evaluate = noted
+    return module
+
+
+def main() -> None:
+    _, script, folders, *arguments = sys.argv
+    sys.argv = [script, *arguments]
+    for folder in folders.split(","):
+        os.chdir(folder)
+        evaluated: list[float] = []
+        with redirect_stdout(io.StringIO()) as said:
+            script_at(script, evaluated).main()
+        found = {"said": said.getvalue(), "evaluated": evaluated}
+        Path(f"rank-{launched_rank()}.json").write_text(json.dumps(found))
+
+
+main()
