@@ -126,7 +126,7 @@ def aa(session: nox.Session) -> None:
 
 @nox.session
 def publish(session: nox.Session) -> None:
-    """Measure again what the README claims (about 15 minutes on a quiet machine), or only the files named."""
+    """Measure again what docs/results.md claims (about 15 minutes on a quiet machine), or only the files named."""
     install(session)
     for name in session.posargs or PUBLISHED:
         kept = Path(session.create_tmp()) / name
@@ -134,7 +134,7 @@ def publish(session: nox.Session) -> None:
         run(session, "autotune", "sweep", *PUBLISHED[name].split(), "--quiet", "--results", str(kept))
         with (Path("results") / "published" / f"{name}.json").open("w") as file:
             session.run(PROGRAM, "report", "--json", "--results", str(kept), external=True, stdout=file)
-    run(session, "python", "-m", "results.published_table", "README.md")
+    run(session, "python", "-m", "results.published_table", "docs/results.md")
 
 
 @nox.session
@@ -155,7 +155,7 @@ def race(session: nox.Session) -> None:
         for workload in WORKLOADS:  # nothing paced, nothing shaped: no sleep can hide our own cost
             chosen = ["--workload", workload, "--cluster", "this-machine", *RACE_EFFORT, "--results", str(kept)]
             run(session, "autotune", "race", "--ranks", "2", *chosen, "--quiet")
-        run(session, "python", "-m", "results.race_table", "README.md", "docs/race.md")
+        run(session, "python", "-m", "results.race_table", "docs/race.md")
 
 
 @nox.session
@@ -322,3 +322,13 @@ def pipelines(session: nox.Session) -> None:
     python = str(ENVIRONMENT.absolute() / "bin" / "python")
     run(session, "mpirun", *flags, python, program, "--json", str(kept), *session.posargs)
     run(session, "python", "-m", "tests.benchmarks.pipeline_table")
+
+
+@nox.session
+def loops(session: nox.Session) -> None:
+    """Random training loops on 2 to 4 ranks against one process (half an hour); `-- --seed N --count K [--shrink]`: others."""
+    install(session)
+    kept = str(Path("results") / "published" / "loops" / "loops.json")
+    run(
+        session, "python", "-m", "tests.loops", *(session.posargs or ["--seed", "0", "--count", "2000", "--json", kept])
+    )

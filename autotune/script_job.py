@@ -34,7 +34,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         for dealt in self._epoch:
-            self._job._weigh(dealt.weight, dealt.step)
+            self._job._weigh(dealt.weight, dealt.step, self._epoch.source)
             yield dealt.batch
 
 
@@ -80,8 +80,9 @@ class Parallel:
             raise SpecError(f"the ranks' batches have {counts} samples: one at least, and none negative")
         self._weigh(num_samples / sum(counts), self._reducer.batch_number + 1)
 
-    def _weigh(self, weight: float, step: int) -> None:
-        self._weight = self._reducer.weight = weight
+    def _weigh(self, weight: float, step: int, source: object = None) -> None:
+        self._weight = weight
+        self._reducer.take(weight, source)
         self._reducer.batch_number = step
         if self._norms is not None:
             self._norms.counts, self._norms.gradient_weight = weight > 0, weight

@@ -18,10 +18,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from autotune.runtime.comm.batch_weights import BatchWeights
 from autotune.runtime.comm.exchange import Setting, position_of
 from autotune.runtime.comm.grants import out_of_step
 from autotune.runtime.comm.make_units import check_sparse, optimized, roots_of, signature, trained_parameters
-from autotune.runtime.comm.passes import NO_BATCH
 from autotune.runtime.comm.tracked import accumulator_of
 from autotune.runtime.comm.unit import odd_rank
 from autotune.runtime.override import Hook
@@ -31,7 +31,7 @@ from workloads.errors import SpecError
 from workloads.plan import DDP_BUCKET_BYTES, MIB, Plan
 
 
-class ScriptDdp:
+class ScriptDdp(BatchWeights):
     """One DDP for each model of a script."""
 
     barrier_reason = "reducer 'ddp' waits for all gradients"
@@ -46,7 +46,7 @@ class ScriptDdp:
         setting: Setting,
     ) -> None:
         self.model, self._optimizers, self._plan, self._group = model, list(optimizers), plan, group
-        self.weight = setting.weight
+        super().__init__(setting.weight)
         self.batch_number = self.num_loads = self._num_steps = 0
         self._compared: tuple[Any, Tensor, int] | None = None
         self._syncs, self._is_unsynced, self._task = True, False, -1
@@ -159,8 +159,7 @@ class ScriptDdp:
         return hook
 
     def _check_pass(self, root: nn.Module) -> None:
-        if self.weight is None:
-            raise SpecError(NO_BATCH)
+        self.begin_pass()
         if self._syncs and not self._has_run[root]:
             raise SpecError(
                 "a backward pass follows another one, or a part of the model, without a forward pass of the model, and reducer "

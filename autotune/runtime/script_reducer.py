@@ -30,6 +30,9 @@ class ScriptReducer(Protocol):
     barrier_reason: str
     """Why steps do not overlap; empty where they do."""
 
+    def take(self, weight: float, source: object = None) -> None:
+        """The next batch of a data set, to be used now."""
+
     @property
     def is_between_steps(self) -> bool:
         """Whether no gradients have been accumulated that were not exchanged."""
@@ -63,6 +66,9 @@ class ScriptAveraging(AveragingReducer):
     is_between_steps = True
     weight: float | None = None
     batch_number = num_loads = 0
+
+    def take(self, weight: float, source: object = None) -> None:  # noqa: ARG002 - models are weighted, not batches
+        self.weight = weight
 
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -29,17 +29,17 @@ class Epoch:
 
     def __init__(self, source: _Source, request: Request, epoch: int | None, before: Callable[[int], None]) -> None:
         """`before`: called with each step, before its batch is read."""
-        self._source, self._request, self._epoch, self._before = source, request, epoch, before
+        self.source, self._request, self._epoch, self._before = source, request, epoch, before
 
     def __len__(self) -> int:
         """Steps of a whole epoch, those before a checkpoint included."""
-        return self._source.num_steps(self._request)
+        return self.source.num_steps(self._request)
 
     def __iter__(self) -> Iterator[Dealt]:
         """By all ranks together."""
-        for step in self._source.steps(self._request, self._epoch):
+        for step in self.source.steps(self._request, self._epoch):
             self._before(step)
-            yield self._source.deal(step)
+            yield self.source.deal(step)
 
 
 class TrainingData:

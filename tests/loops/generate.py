@@ -28,6 +28,10 @@ def draw_loop(seed: int, ranks: int) -> Loop:
     if not has_norms and rng.random() < 0.9:
         habits = tuple(habit for habit in habits if habit.name != "sync_norm")
     is_local = has_norms and "sync_norm" not in taken.names
+    if (
+        is_local and "evaluate" in taken.names
+    ):  # data sets but the first keep their split, and ranks have statistics of their own
+        habits = tuple(habit for habit in habits if habit.name != "resplit")
     lowest = 2 if is_local else 1
     batch = rng.randint(max(4, lowest * ranks), 24)
     more = next((habit.options["more"] for habit in habits if habit.name == "short_batch"), 0)

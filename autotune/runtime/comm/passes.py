@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autotune.runtime.comm.batch_weights import BatchWeights
 from autotune.runtime.comm.factors import Factors
 from autotune.runtime.comm.make_units import Trained
 from autotune.runtime.comm.sparse_rows import SparseUnit
@@ -23,21 +24,15 @@ from autotune.runtime.comm.tracked import accumulator_of, raw
 from autotune.runtime.comm.unit import Stage, Unit
 from workloads.errors import SpecError
 
-NO_BATCH = (
-    "no batch has come from job.batches(), so what this rank's gradients count is not known: iterate over "
-    "job.batches(dataset), or call job.count(samples) before each batch of a loader of your own"
-)
 
-
-class Passes:
+class Passes(BatchWeights):
     """Counts backward passes and fills units. What happens to a full unit, and waiting, is for `Exchange`."""
 
     units: list[Unit]
     _trained: list[Trained]
 
     def __init__(self, weight: float | None, num_ranks: int) -> None:
-        self.weight = weight
-        """What this rank's gradient counts, in the backward passes that follow."""
+        super().__init__(weight)
         self._num_ranks = num_ranks
         self._error: Exception | None = None
         self._syncs = True
@@ -135,10 +130,10 @@ class Passes:
         return hook
 
     def _begin_pass(self, task: int) -> None:
-        if self.weight is None:
-            raise SpecError(NO_BATCH)
         if self._error is not None:
             raise self._error
+        if self._task < 0:
+            self.begin_pass()
         if self._task >= 0 and self._syncs:
             self._finish_pass()  # it has failed, or this one runs inside it: every pass sends every unit
         self._task = task

@@ -415,7 +415,7 @@ def an_own_loader_that_says_how_many_samples_it_has(comm: str) -> Any:
             x = whole[8 * number : 8 * number + 8][job.rank :: job.size]
             optimizer.zero_grad()
             if number == 0:
-                with pytest.raises(SpecError, match="job.count"):
+                with pytest.raises(SpecError, match=r"job\.count"):
                     loss_of(model, x).backward()
                 optimizer.zero_grad()
             job.count(len(x))
@@ -490,6 +490,23 @@ def an_epoch_loop_without_epochs(comm: str) -> Any:
             orders.append(round(seen, 9))
         assert len(set(orders)) == 3, "every epoch has the same order"
     return values(model)
+
+
+@loop()
+def batches_taken_before_they_are_used(comm: str) -> Any:
+    """Fine while they count alike, refused where they do not: 19 samples make batches of 8, 8 and 3."""
+    model = net()
+    optimizer = adamw(model)
+    with started(comm, model, optimizer) as job:
+        for count, is_refused in ((24, False), (19, SIZE > 1)):
+            taken = list(job.batches(data(count)))
+            with pytest.raises(SpecError, match="taken before") if is_refused else nullcontext():
+                for number, (x,) in enumerate(taken):
+                    with job.no_sync() if number < len(taken) - 1 else nullcontext():
+                        loss_of(model, x).backward()
+                optimizer.step()
+            optimizer.zero_grad()
+    return []
 
 
 # -- further habits ----------------------------------------------------------------------------------------------------

@@ -27,7 +27,9 @@ def applied(model: nn.Module, engine: Engine, group: dist.ProcessGroup, step: in
 
 def true(model: nn.Module, steps: range) -> Tensor:
     total = sum(float(batch(step).mean()) for step in steps)
-    return torch.cat([torch.full((p.numel(),), (k + 1) * total, dtype=torch.float64) for k, p in enumerate(model.parameters())])
+    return torch.cat(
+        [torch.full((p.numel(),), (k + 1) * total, dtype=torch.float64) for k, p in enumerate(model.parameters())]
+    )
 
 
 @pytest.mark.parametrize("then", [{}, {"codec": "fp16"}, {"factors": ("2",)}, {"partition_bytes": 100, **LOSSY}])
