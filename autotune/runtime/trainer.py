@@ -262,7 +262,7 @@ class Trainer:
             self._reducer.record(on=self._is_recording)
 
     def _make_reducer(self) -> Reducer:
-        setting = Setting(ranges=self.ranges, timeout_s=self.seat.timeout_s)
+        setting = Setting(ranges=self.ranges, timeout_s=self.seat.timeout_s, calls_begin=True)
         if self._pacer is not None:
             setting = replace(setting, on_stall=self._pacer.idle, on_rebuild=self._pacer.rebuild)
         plan = self.plan

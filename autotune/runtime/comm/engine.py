@@ -73,7 +73,7 @@ class Engine(Exchange):
 
     def _build(self, *, is_first: bool) -> None:
         super()._build(is_first=is_first)
-        if self._is_first_over:
+        if self._may_cross and self._is_first_over:
             self._start_crossing()
 
     def _take_down(self, error: BaseException | None) -> None:

@@ -44,7 +44,7 @@ from autotune.runtime.comm.passes import Passes
 from autotune.runtime.comm.scheduler import Flight, Scheduler
 from autotune.runtime.comm.sparse_rows import SparseUnit
 from autotune.runtime.comm.tracked import raw
-from autotune.runtime.comm.unit import CHECKS, Stage, Unit, odd_rank
+from autotune.runtime.comm.unit import Stage, Unit, odd_rank
 from autotune.runtime.override import Hook
 from autotune.runtime.reducer import Sent, sent_over
 from autotune.runtime.traced_group import Delivery, TracedGroup
@@ -71,6 +71,8 @@ class Setting:
 
     weight: float | None = 1.0
     """What this rank's gradient counts: b_i/B, unless its loss is weighted already; None: not known yet."""
+    calls_begin: bool = False
+    """Every step begins with `begin`, on all ranks, and the loss is weighted: what is known to do so is spared a hook."""
     on_stall: Callable[[float], None] = _nothing
     """Called whenever a forward pass has waited for parameters, with the seconds."""
     on_rebuild: Callable[[float], None] = _nothing
@@ -102,7 +104,7 @@ class Exchange(Passes):
         self._optimizers = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
         if isinstance(group, TracedGroup):
             group.recording = False  # the scheduler notes what is in flight; to ask the group would wait for all of it
-        super().__init__(setting.weight, group.size())
+        super().__init__(setting.weight, group.size(), calls_begin=setting.calls_begin)
         self.batch_number = self._num_steps = self.num_loads = 0
         """Batches, steps and checkpoints so far: all ranks that send gradients must agree on them."""
         self._changing = threading.Lock()
@@ -110,6 +112,7 @@ class Exchange(Passes):
         self._crosses = False
         """Whether a step ends before its gradients have arrived: `Engine` may turn it on."""
         self._order: list[int] = []
+        self._is_maintained = False
         self._is_recording = False
         self._frozen_owed: dict[str, Tensor] = {}
         """Of parameters that do not train at present."""
@@ -120,6 +123,7 @@ class Exchange(Passes):
     def begin(self) -> None:
         """Forget the gradients there are; every rank begins a step so, or none."""
         self._maintain()
+        self._is_maintained = True
         self._pass += 1
         with raw():
             for unit in self.units:
@@ -192,7 +196,8 @@ class Exchange(Passes):
 
     def _build(self, *, is_first: bool) -> None:
         self._trained = trained_parameters(self.model, self._optimizers)
-        self._known = [*self.model.parameters(), *(p for optimizer in self._optimizers for p in optimized(optimizer))]
+        known = [*self.model.parameters(), *(p for optimizer in self._optimizers for p in optimized(optimizer))]
+        self._known = list({id(p): p for p in known}.values())
         self._signature = self._signature_now()
         factors = make_factors(self.model, self._plan, self._make_factors, is_first=is_first)
         self._ordered = in_order(self._trained, self._order)
@@ -273,7 +278,7 @@ class Exchange(Passes):
         if not self._checks_steps:
             return
         rank, size = self._group.rank(), self._group.size()
-        if (odd := odd_rank(unit.more[-CHECKS:], size, rank, unit.position)) is not None:
+        if (odd := odd_rank(unit.checks, size, rank, unit.position)) is not None:
             raise SpecError(out_of_step(odd))
 
     # -- sending ------------------------------------------------------------------------------------------------------
@@ -302,7 +307,9 @@ class Exchange(Passes):
         return [root.register_forward_pre_hook(hook, prepend=True) for root in roots_of(self.model)]
 
     def _enter_model(self, _module: nn.Module, _inputs: Any) -> None:
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if self._is_maintained or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            self._is_maintained = False
+        else:
             self._maintain()
 
     # -- waiting -------------------------------------------------------------------------------------------------------

@@ -68,11 +68,27 @@ def optimized(optimizer: Optimizer) -> list[nn.Parameter]:
 
 
 def in_order(trained: Sequence[Trained], arrivals: Sequence[int]) -> list[Trained]:
-    """As gradients arrive. `arrivals`: places in `trained`, first come first; what has not come is the least urgent."""
+    """As gradients arrive. `arrivals`: places in `trained`, first come first; what has not come is the least urgent.
+
+    Modules go by their first gradient, and the parameters of one stay together in the order of registration, reversed: a
+    model that registers its layers as it calls them is cut as the simulator cuts it.
+    """
     if not arrivals:
         return list(reversed(trained))
-    late = [place for place in reversed(range(len(trained))) if place not in set(arrivals)]
-    return [trained[place] for place in (*late, *arrivals)]
+    came = {place: rank for rank, place in enumerate(arrivals)}
+    first: dict[str, int] = {}
+    for place, one in enumerate(trained):
+        module = one.name.rpartition(".")[0]
+        first[module] = min(first.get(module, len(trained)), came.get(place, len(trained)))
+    modules = [one.name.rpartition(".")[0] for one in trained]
+    is_late = {module: rank == len(trained) for module, rank in first.items()}
+    places = list(reversed(range(len(trained))))
+    places.sort(key=lambda place: _when(modules[place], first, is_late))
+    return [trained[place] for place in places]
+
+
+def _when(module: str, first: dict[str, int], is_late: dict[str, bool]) -> int:
+    return -1 if is_late[module] else first[module]
 
 
 def make_units(

@@ -19,7 +19,6 @@ from torch import Tensor
 from autotune.runtime.comm.batch_weights import BatchWeights
 from autotune.runtime.comm.factors import Factors
 from autotune.runtime.comm.make_units import Trained
-from autotune.runtime.comm.sparse_rows import SparseUnit
 from autotune.runtime.comm.tracked import accumulator_of, raw
 from autotune.runtime.comm.unit import Stage, Unit
 from workloads.errors import SpecError
@@ -31,8 +30,11 @@ class Passes(BatchWeights):
     units: list[Unit]
     _trained: list[Trained]
 
-    def __init__(self, weight: float | None, num_ranks: int) -> None:
+    _crosses: bool
+
+    def __init__(self, weight: float | None, num_ranks: int, *, calls_begin: bool) -> None:
         super().__init__(weight)
+        self._calls_begin = calls_begin
         self._num_ranks = num_ranks
         self._error: Exception | None = None
         self._syncs = True
@@ -75,38 +77,36 @@ class Passes(BatchWeights):
         raise NotImplementedError
 
     def _hook_gradients(self) -> list[Any]:
-        """On autograd's own nodes: `torch.autograd.grad` accumulates nothing and is left alone."""
+        """On autograd's own nodes: `torch.autograd.grad` accumulates nothing and is left alone. Where every step calls `begin`
+        gradients begin from nothing and weigh 1, so that nothing is to be done before they are accumulated.
+        """
         places = {id(one.parameter): place for place, one in enumerate(self._trained)}
         handles = []
         with raw():
             for unit in self.units:
                 for place, parameter in enumerate(unit.parameters):
-                    node = accumulator_of(parameter)
-                    self._accumulators.append(node)
-                    handles.append(node.register_prehook(self._before_accumulation(unit, place)))
+                    if not self._calls_begin:
+                        node = accumulator_of(parameter)
+                        self._accumulators.append(node)
+                        handles.append(node.register_prehook(self._before_accumulation(unit, place)))
                     after = self._after_accumulation(unit, place, places[id(parameter)])
                     handles.append(parameter.register_post_accumulate_grad_hook(after))
         return handles
 
     def _before_accumulation(self, unit: Unit, place: int) -> Callable[[tuple[Tensor | None, ...]], Any]:
-        sends_factors, is_sparse = isinstance(unit.codec, Factors), isinstance(unit, SparseUnit)
+        current_task = torch._C._current_graph_task_id
 
         def hook(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor, ...] | None:
-            if (task := torch._C._current_graph_task_id()) != self._task:
-                self._begin_pass(task)
+            if current_task() != self._task:
+                self._begin_pass(current_task())
             if unit.entered_in != self._pass:
                 self._enter(unit)
-            gradient = gradients[0]
+            gradient, weight = gradients[0], self.weight
             if gradient is None:
                 return None
-            if unit.stage is not Stage.FILLING or sends_factors or gradient.requires_grad:
-                raise SpecError(self._unfit(unit, place, gradient))
-            if gradient.layout != torch.strided and not is_sparse:
-                raise SpecError(
-                    f"{self._name_of(unit, place)} has a sparse gradient but its module does not say sparse=True: use an "
-                    "nn.Embedding or nn.EmbeddingBag with sparse=True for it"
-                )
-            weight = self.weight
+            self._check(unit, place, gradient)
+            if weight == unit.scale:
+                return None
             assert weight is not None
             if weight == 0.0 and unit.parameters[place].grad is None:
                 self._uncounted.add((unit.index, place))
@@ -116,18 +116,52 @@ class Passes(BatchWeights):
         return hook
 
     def _after_accumulation(self, unit: Unit, place: int, among_all: int) -> Callable[[Tensor], None]:
-        def hook(_parameter: Tensor) -> None:
-            with raw(), torch.no_grad():
-                if (unit.index, place) in self._uncounted:
-                    self._uncounted.discard((unit.index, place))
-                    unit.parameters[place].grad = None
-                unit.take(place)
-                if self._arrivals is not None and not self._have_arrived:
-                    self._arrivals[among_all] = None
-                if unit.is_complete(place) and self._syncs:
-                    self._send(unit)
+        current_task, calls_begin = torch._C._current_graph_task_id, self._calls_begin
+
+        def hook(parameter: Tensor) -> None:
+            if calls_begin:
+                if current_task() != self._task:
+                    self._begin_pass(current_task())
+                if unit.entered_in != self._pass or not self._have_arrived:
+                    self._enter_late(unit, place, parameter)
+            if self._crosses:
+                with raw():
+                    self._accumulated(unit, place, among_all)
+            else:
+                self._accumulated(unit, place, among_all)
 
         return hook
+
+    def _accumulated(self, unit: Unit, place: int, among_all: int) -> None:
+        if self._uncounted and (unit.index, place) in self._uncounted:
+            self._uncounted.discard((unit.index, place))
+            unit.parameters[place].grad = None
+        unit.take(place)
+        if self._arrivals is not None and not self._have_arrived:
+            self._arrivals[among_all] = None
+        if unit.is_complete(place) and self._syncs:
+            self._send(unit)
+
+    def _enter_late(self, unit: Unit, place: int, parameter: Tensor) -> None:
+        """The first gradient of a pass has been accumulated, in a tensor of its own."""
+        with raw():
+            gradient = parameter.grad
+            if unit.entered_in != self._pass:
+                self._enter(unit)
+                parameter.grad = gradient
+            if gradient is not None and gradient is not unit.views[place]:
+                self._check(unit, place, gradient)
+
+    def _check(self, unit: Unit, place: int, gradient: Tensor) -> None:
+        """Refuse what cannot be exchanged."""
+        is_late = unit.stage is not Stage.FILLING
+        if is_late or gradient.requires_grad or not (unit.takes_dense or unit.takes_sparse):
+            raise SpecError(self._unfit(unit, place, gradient))
+        if not unit.takes_sparse and gradient.is_sparse:
+            raise SpecError(
+                f"{self._name_of(unit, place)} has a sparse gradient but its module does not say sparse=True: use an "
+                "nn.Embedding or nn.EmbeddingBag with sparse=True for it"
+            )
 
     def _begin_pass(self, task: int) -> None:
         if self._error is not None:
@@ -152,8 +186,7 @@ class Passes(BatchWeights):
             self._is_unsynced = True
             for unit in self.units:
                 if isinstance(unit.codec, Factors) and unit.entered_in == self._pass:
-                    with torch.no_grad():
-                        unit.codec.show(unit)
+                    unit.codec.show(unit)
                 unit.note()
 
     def _enter(self, unit: Unit) -> None:
@@ -167,7 +200,7 @@ class Passes(BatchWeights):
 
     def _finish_pass(self) -> None:
         """Send what this pass has not sent, also where no gradient came: other ranks may have one."""
-        with raw(), torch.no_grad():
+        with raw():
             for unit in self.units:
                 if unit.offered_in != self._pass:
                     if unit.entered_in != self._pass:

@@ -69,10 +69,15 @@ class SparseUnit(Unit):
     """One table, whose gradients stay where autograd has put them."""
 
     codec: SparseRows
+    takes_sparse = True
 
     def __init__(self, index: int, table: nn.Parameter, owner: int | None) -> None:
         super().__init__(index, [nn.Parameter(table.detach().new_zeros(1))], SparseRows(table), owner)
         self.parameters = [table]
+
+    def enter(self, number: int) -> None:
+        super().enter(number)
+        self._has_gaps = True  # what has landed is another tensor each time
 
     def take(self, place: int) -> None:
         """It stays."""

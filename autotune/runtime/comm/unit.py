@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from autotune.runtime.comm.codec import Codec
 from autotune.runtime.comm.factors import Factors
 
+_ALIGNED = 64
+"""What is sent is a multiple of so many elements, so that its parts begin where memory is fast."""
 CHECKS = 3
 """Elements behind the gradients that tell whether all ranks are at the same step: see `odd_rank`."""
 
@@ -30,6 +32,7 @@ class FlatGradients:
         """`num_more`: elements beside the gradients."""
         self.parameters = list(parameters)
         first, sizes = self.parameters[0], [_num_reals(p) for p in parameters]
+        num_more += -(sum(sizes) + num_more) % _ALIGNED if num_more else 0
         self.whole = torch.zeros(sum(sizes) + num_more, dtype=first.dtype.to_real(), device=first.device)
         self.flat, self.more = self.whole[: sum(sizes)], self.whole[sum(sizes) :]
         self.views = [_view_as(v, p) for p, v in zip(parameters, self.flat.split(sizes), strict=True)]
@@ -79,11 +82,14 @@ class Unit(FlatGradients):
     lock. Everything else belongs to the thread of the script.
     """
 
+    takes_sparse = False
+
     def __init__(self, index: int, parameters: Sequence[nn.Parameter], codec: Codec, owner: int | None = None) -> None:
         super().__init__(parameters, len(parameters) + CHECKS)
         self.index, self.codec = index, codec
         self.owner = owner
         """Which optimizer updates it; None: one that the engine does not know."""
+        self.takes_dense = not isinstance(codec, Factors)
         self.stage = Stage.LANDED
         self.offered_in = self.entered_in = 0
         """The last backward pass in which it was sent, and in which a gradient came."""
@@ -103,6 +109,8 @@ class Unit(FlatGradients):
         self._is_zeroed = False
         self._missing: set[int] = set()
         self._versions: list[int] = []
+        self._has_gaps = True
+        """Whether some parameter may have no gradient."""
 
     # -- a backward pass ------------------------------------------------------------------------------------------------
 
@@ -117,7 +125,7 @@ class Unit(FlatGradients):
 
     def enter(self, number: int) -> None:
         """A backward pass begins to fill it."""
-        self.entered_in = number
+        self.entered_in, self._has_gaps = number, False
         self._missing = set(range(len(self.parameters)))
 
     def weigh(self, gradient: Tensor, weight: float) -> Tensor | None:
@@ -132,7 +140,9 @@ class Unit(FlatGradients):
         """Autograd, or the script, has made a tensor of its own."""
         parameter, view = self.parameters[place], self.views[place]
         gradient = parameter.grad
-        if gradient is not None and gradient is not view:
+        if gradient is None:
+            self._has_gaps = True
+        elif gradient is not view:
             view.copy_(gradient)
             parameter.grad = view
 
@@ -159,20 +169,25 @@ class Unit(FlatGradients):
 
     def close(self) -> list[int]:
         """No more gradients come: the places of those there are none for."""
-        comes_as_rows = isinstance(self.codec, Factors) and self.codec.close(self)
-        missing = []
-        for place, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
-            if parameter.grad is None:
-                view.zero_()
-                if not comes_as_rows:
-                    missing.append(place)
-            else:
-                self.take(place)
-        if self.scale not in (None, 1.0) and not isinstance(self.codec, Factors):
+        comes_as_rows = not self.takes_dense and isinstance(self.codec, Factors) and self.codec.close(self)
+        missing = self._fill_gaps(comes_as_rows=comes_as_rows) if self._has_gaps or self._missing else []
+        if self.scale not in (None, 1.0) and self.takes_dense:
             self.flat.mul_(self.scale)
         if self.add_carried():
             missing = []
         self.is_shown = self.is_applied = False
+        return missing
+
+    def _fill_gaps(self, *, comes_as_rows: bool) -> list[int]:
+        missing = []
+        for place, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
+            if parameter.grad is not None:
+                self.take(place)
+                continue
+            view.zero_()
+            self._has_gaps = True
+            if not comes_as_rows:
+                missing.append(place)
         return missing
 
     def marked(self, missing: Iterable[int], rank: int, position: int) -> Tensor:
@@ -180,13 +195,18 @@ class Unit(FlatGradients):
         self.more.fill_(1)
         for place in missing:
             self.more[place] = 0
-        self.more[-CHECKS:] = self.more.new_tensor([position, position * (rank + 1), position * position])
+        self.checks[:] = self.more.new_tensor([position, position * (rank + 1), position * position])
         return self.whole
 
     def unmarked(self) -> list[int]:
         """Once marks have been summed up: the places of gradients that no rank has."""
-        marks = self.more[:-CHECKS]
+        marks = self.more[: len(self.parameters)]
         return [] if marks.all() else torch.nonzero(marks == 0).flatten().tolist()
+
+    @property
+    def checks(self) -> Tensor:
+        """Behind the marks: see `odd_rank`."""
+        return self.more[len(self.parameters) : len(self.parameters) + CHECKS]
 
     def land(self, unused: Iterable[int]) -> None:
         """The exchange is over."""
@@ -209,8 +229,9 @@ class Unit(FlatGradients):
             return
         if self._is_zeroed:
             self._zero()
-        for place, parameter in enumerate(self.parameters):
-            parameter.grad = None if place in self._dropped else self.result(place)
+        if self._has_gaps or self._dropped:
+            for place, parameter in enumerate(self.parameters):
+                parameter.grad = None if place in self._dropped else self.result(place)
         self._dropped.clear()
         self._is_zeroed, self.is_shown = False, True
 
@@ -245,7 +266,7 @@ def odd_rank(checks: Tensor, num_ranks: int, rank: int, position: int) -> int | 
     `checks`: the sums over ranks of t, t·(rank+1) and t². If all ranks but one have sent t, these sums about t are d, d·(r+1)
     and d²; if this rank is the one, they do not fit together so.
     """
-    total, by_rank, squares = (round(value) for value in checks.double().tolist())
+    total, by_rank, squares = map(round, checks.tolist())
     away = total - num_ranks * position
     variance = squares - 2 * position * total + num_ranks * position * position
     if variance == 0:
