@@ -147,6 +147,7 @@ class Passes(BatchWeights):
         with raw():
             gradient = parameter.grad
             if unit.entered_in != self._pass:
+                parameter.grad = None  # it is no part of what the unit held before
                 self._enter(unit)
                 parameter.grad = gradient
             if gradient is not None and gradient is not unit.views[place]:
