@@ -33,6 +33,7 @@ def test_a_loss_that_is_a_sum_is_refused(tmp_path: Path) -> None:
     refused(run("sweep", tmp_path, "--set", "kind=sum"), "odd_losses:factory: loss() is a sum over samples")
 
 
+@pytest.mark.slow
 def test_a_loss_that_becomes_nan_fails_its_trial_and_ends_training(tmp_path: Path) -> None:
     quick = ("--trials", "1", "--steps", "3", "--rounds", "1", "--json")
     done = run("sweep", tmp_path, *quick, "--study", "nan", NAN_FROM="4")

@@ -79,6 +79,7 @@ def test_the_names_that_files_have_are_taken_too(swept: tuple[Path, str]) -> Non
         assert NAMED in works(shlex.join(["autotune", "best", "--workload", names[0], "--cluster", names[1]]), folder)
 
 
+@pytest.mark.slow
 def test_an_unfinished_sweep_says_how_to_go_on(swept: tuple[Path, str]) -> None:
     folder, _ = swept
     (kept,) = folder.glob("results/data/own_workload*/mixed4-first2/comparison.json")
@@ -88,6 +89,7 @@ def test_an_unfinished_sweep_says_how_to_go_on(swept: tuple[Path, str]) -> None:
     assert "What was compared" in works(lines[1], folder)
 
 
+@pytest.mark.slow
 def test_what_is_said_where_no_plan_is_kept_makes_one(tmp_path: Path) -> None:
     """On this machine, without a cluster named, in another results folder."""
     options = ("--workload", "mlp-tiny", "--set", "global_batch=16", "--results", "elsewhere")
@@ -117,6 +119,7 @@ def test_what_is_said_where_no_plan_is_kept_makes_one(tmp_path: Path) -> None:
     ],
     ids=lambda arguments: arguments[0],
 )
+@pytest.mark.slow
 def test_the_sweep_that_a_command_suggests_works(arguments: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text('[device.a]\n[[host]]\nname = "h"\ndevices = ["a", "a"]\n')
     done = alone(tmp_path, *arguments)

@@ -65,6 +65,7 @@ def test_messages_keep_the_contract(num_ranks: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 def test_a_profile_is_measured_shown_and_kept(tmp_path: Path) -> None:
     trace = ("--trace", str(tmp_path / "trace.json"))
     found, done = run(tmp_path, 2, TWO_HOSTS, "--rounds", "3", "--json", "--transports", "gloo", *trace)
