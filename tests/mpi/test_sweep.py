@@ -71,13 +71,13 @@ def test_the_kept_plan_is_used_by_train(swept: tuple[Path, list[dict[str, Any]]]
 
 @pytest.mark.mpi
 def test_training_goes_through_a_trace(swept: tuple[Path, list[dict[str, Any]]]) -> None:
-    """The links carry a twentieth in steps 4 to 7, and recover. One more step is traced, with a plan that has several buckets."""
+    """The links carry a hundredth in steps 4 to 7, and recover. One more step is traced, with a plan that has several buckets."""
     folder, _ = swept
     (path,) = folder.glob("results/data/best/*@mixed4-first2.json")
     kept = json.loads(path.read_text())
     kept["plan"]["comm"] |= {"reducer": "bucketed", "bucket_bytes": 512}
     (folder / "buckets.json").write_text(json.dumps(kept))
-    changes = "".join(f'[[change]]\nat = {at}\nhost = "*"\nbandwidth = {share}\n' for at, share in ((4, 0.05), (8, 1)))
+    changes = "".join(f'[[change]]\nat = {at}\nhost = "*"\nbandwidth = {share}\n' for at, share in ((4, 0.01), (8, 1)))
     (folder / "dip.toml").write_text(changes)
     rest = ("--cluster", "mixed4", "--steps", "12", "--rounds", "1", "--json")
     traced = ("--plan", "buckets.json", "--trace", "run.json")
