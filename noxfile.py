@@ -75,7 +75,7 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         run(session, "pytest", "--ignore=tests/benchmarks", *session.posargs)
         return
-    run(session, "pytest", "--ignore=tests/benchmarks", "-m", "not slow and not mpi", "-n", "2")
+    run(session, "pytest", "--ignore=tests/benchmarks", "-m", "not slow and not mpi", "-n", "2", "--dist", "loadfile")
     run(session, "pytest", "--ignore=tests/benchmarks", "-m", "mpi and not slow", "--durations=12")
 
 
@@ -96,7 +96,7 @@ def types(session: nox.Session) -> None:
 
 
 @nox.session
-def bench(session: nox.Session) -> None:
+def context(session: nox.Session) -> None:
     """Benchmarks of our own machinery, by pytest-benchmark; the last two are kept for `autotune compare`."""
     install(session)
     latest = Path("results") / "data" / "bench" / "latest.json"
@@ -135,7 +135,7 @@ def publish(session: nox.Session) -> None:
         run(session, "autotune", "sweep", *PUBLISHED[name].split(), "--quiet", "--results", str(kept))
         with (Path("results") / "published" / f"{name}.json").open("w") as file:
             session.run(PROGRAM, "report", "--json", "--results", str(kept), external=True, stdout=file)
-    run(session, "python", "-m", "results.published_table", "docs/results.md")
+    run(session, "python", "-m", "tests.benchmarks.published_table", "docs/results.md")
 
 
 @nox.session
@@ -144,11 +144,11 @@ def race(session: nox.Session) -> None:
     install(session)
     quick = session.posargs == ["quick"]
     kept = Path(session.create_tmp()) / "quick" if quick else Path("results") / "published"
-    for mix, workloads in (RACE_QUICK if quick else RACE).items():
-        run(session, "autotune", "lab", "up", "--name", "race", "--cluster", mix)
+    for cluster, workloads in (RACE_QUICK if quick else RACE).items():
+        run(session, "autotune", "lab", "up", "--name", "race", "--cluster", cluster)
         try:
             for workload in workloads:
-                chosen = ["--workload", workload, "--cluster", mix, *RACE_EFFORT, "--results", str(kept), "--quiet"]
+                chosen = ["--workload", workload, "--cluster", cluster, *RACE_EFFORT, "--results", str(kept), "--quiet"]
                 run(session, "autotune", "lab", "run", "--name", "race", "--", PROGRAM, "race", *chosen)
         finally:
             run(session, "autotune", "lab", "down", "--name", "race")
@@ -156,7 +156,7 @@ def race(session: nox.Session) -> None:
         for workload in WORKLOADS:  # nothing paced, nothing shaped: no sleep can hide our own cost
             chosen = ["--workload", workload, "--cluster", "this-machine", *RACE_EFFORT, "--results", str(kept)]
             run(session, "autotune", "race", "--ranks", "2", *chosen, "--quiet")
-        run(session, "python", "-m", "results.race_table", "docs/race.md")
+        run(session, "python", "-m", "tests.benchmarks.race_table", "docs/race.md")
 
 
 @nox.session

@@ -27,30 +27,30 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from autotune.retune_script import script_controller
-from autotune.runtime.comm.engine import Engine
-from autotune.runtime.comm.exchange import Setting
-from autotune.runtime.comm.initial_values import share_initial_values
-from autotune.runtime.comm.make_units import Models, optimized
-from autotune.runtime.control import Control, check_launcher, speak_briefly, start_control
-from autotune.runtime.groups import Groups, KeptGroups
-from autotune.runtime.kept_norms import NORM_SAMPLES, KeptNorms, check_norms
-from autotune.runtime.link_look import arrivals
+from autotune.jobs.online_script import script_controller
+from autotune.jobs.script_job import Parallel
+from autotune.jobs.script_plan import check_made_for, check_script_plan, choose_plan
+from autotune.results.judge.wording import local_norms_warning
+from autotune.results.store.decision import Decision
+from autotune.results.store.environment import processor_name
+from autotune.runtime.control.mpi import Control, check_launcher, speak_briefly, start_control
+from autotune.runtime.control.step_directives import StepCoordinator
+from autotune.runtime.data.script_data import TrainingData
 from autotune.runtime.override import Hook
-from autotune.runtime.pilot import Pilot
-from autotune.runtime.script_reducer import ScriptReducer, make_script_reducer
-from autotune.runtime.script_start import check_alike, share_optimizer_states, trained_shapes
-from autotune.runtime.script_steering import ScriptSteering
-from autotune.runtime.sync_batch_norm import SyncNorms, batch_norms
-from autotune.runtime.training_data import TrainingData
-from autotune.script_job import Parallel
-from autotune.script_plan import check_made_for, check_script_plan, choose_plan
-from results.decision import Decision
-from results.environment import processor_name
-from results.wording import local_norms_warning
-from workloads.cluster import load_cluster
-from workloads.errors import SpecError
-from workloads.plan import Plan
+from autotune.runtime.reduce.cross_step import Engine
+from autotune.runtime.reduce.initial_values import share_initial_values
+from autotune.runtime.reduce.make_buffers import Models, optimized
+from autotune.runtime.reduce.scheduled import Setting
+from autotune.runtime.train.kept_norms import NORM_SAMPLES, KeptNorms, check_norms
+from autotune.runtime.train.retuned_script import ScriptSteering
+from autotune.runtime.train.script_reducer import ScriptReducer, make_script_reducer
+from autotune.runtime.train.script_start import check_alike, share_optimizer_states, trained_shapes
+from autotune.runtime.train.sync_batch_norm import SyncNorms, batch_norms
+from autotune.runtime.transport.groups import Groups, KeptGroups
+from autotune.runtime.transport.link_check import arrivals
+from autotune.workloads.cluster import load_cluster
+from autotune.workloads.errors import SpecError
+from autotune.workloads.plan import Plan
 
 __all__ = ["Parallel", "parallelize"]
 
@@ -99,21 +99,23 @@ def parallelize(  # noqa: PLR0913 - what a script may choose
     speak_briefly()
     chosen, kept = choose_plan(plan, global_batch, control.size)
     check_script_plan(chosen, control.size, allow_lossy=allow_lossy)
-    mix = load_cluster(cluster).for_ranks(control.size).on_hardware(control.share(processor_name()))
+    found = load_cluster(cluster).for_ranks(control.size).on_hardware(control.share(processor_name()))
     if kept is not None and not force:
-        check_made_for(kept, trained_shapes(script.whole), mix)
+        check_made_for(kept, trained_shapes(script.whole), found)
     check_norms(script.num_local_norms(chosen), chosen.batch.samples)
     check_alike(control, script.whole, script.optimizers, chosen)
     with ExitStack() as leave:
-        groups = Groups(control, mix)
+        groups = Groups(control, found)
         open_groups = _OpenGroups(groups, KeptGroups(groups, leave, timeout_s=_TIMEOUT_S), leave)
         job = _assemble(script, chosen, control, open_groups)
         if online:
-            controller = script_controller(script.whole, chosen, mix, on_decision) if control.is_leader else None
+            controller = script_controller(script.whole, chosen, found, on_decision) if control.is_leader else None
             decide = controller.decide if controller is not None else None
-            pilot = Pilot(open_groups.of(chosen), decide, timeout_s=_TIMEOUT_S)
+            coordinator = StepCoordinator(open_groups.of(chosen), decide, timeout_s=_TIMEOUT_S)
             look = open_groups.look(job)
-            job._steering = ScriptSteering(script.whole, job._reducer, chosen, pilot, job._data, job._switch, look)
+            job._steering = ScriptSteering(
+                script.whole, job._reducer, chosen, coordinator, job._data, job._switch, look
+            )
         job._leave = leave.pop_all()
     return job
 

@@ -19,8 +19,8 @@ from enum import StrEnum
 from itertools import count, pairwise
 from typing import TypeAlias
 
-from profilers.timeline import Span, Timeline
-from workloads.errors import SpecError
+from autotune.profilers.timeline import Span, Timeline
+from autotune.workloads.errors import SpecError
 
 Strength: TypeAlias = tuple[int, float, float, str, int]
 """Smaller is stronger: first by activity, then by what the activity prefers."""

@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from profilers.host import SYSFS
-from profilers.observer import Clock, Integral, Meter, MeteredDevice, Observer, Unavailable, describe
-from workloads.errors import SpecError
+from autotune.profilers.host import SYSFS
+from autotune.profilers.observer import Clock, Integral, Meter, MeteredDevice, Observer, Unavailable, describe
+from autotune.workloads.errors import SpecError
 
 UNITS: Mapping[str, str] = {"gpu_utilisation": "%", "gpu_memory_used": "B", "gpu_power": "W", "gpu_energy": "J"}
 """Every metric and its unit. Energy counts from when the device was opened."""

@@ -15,9 +15,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 
-from profilers.activity import Activities, Activity, Stretch, checked_window, is_collective
-from profilers.queueing import Queueing, queueing
-from profilers.timeline import Span, Timeline
+from autotune.profilers.activity import Activities, Activity, Stretch, checked_window, is_collective
+from autotune.profilers.queueing import Queueing, queueing
+from autotune.profilers.timeline import Span, Timeline
 
 LEAST_SHARE = 0.005
 """Smaller costs would read as 0 %."""

@@ -15,8 +15,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from profilers.activity import Activities, Activity, Stretch, checked_window, stretch_before
-from profilers.timeline import Timeline
+from autotune.profilers.activity import Activities, Activity, Stretch, checked_window, stretch_before
+from autotune.profilers.timeline import Timeline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

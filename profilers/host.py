@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from profilers.observer import Clock, Meter, MeteredDevice, Observer, Rise
+from autotune.profilers.observer import Clock, Meter, MeteredDevice, Observer, Rise
 
 SYSFS = Path("/sys")
 SHORTEST_S = 0.05

@@ -1,6 +1,6 @@
 """Transfers as numbers: latency and bandwidth from timed messages, nccl-tests' two bandwidths, and links from pairs.
 
-A message of n bytes takes latency + n / bandwidth (Hockney's model), fitted in `profilers.fit`. `algbw` and `busbw` are
+A message of n bytes takes latency + n / bandwidth (Hockney's model), fitted in `autotune.profilers.fit`. `algbw` and `busbw` are
 those of nccl-tests (its doc/PERFORMANCE.md): algbw is size over time; busbw multiplies it by what a rank must at least
 send per byte of the collective, so that it can be held against the bandwidth of a link whatever the number of ranks.
 """

@@ -15,8 +15,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from profilers.observer import Clock, Integral, Meter, MeteredDevice, Observer, Rise, Seldom, Unavailable, describe
-from workloads.errors import MissingDependencyError, SpecError
+from autotune.profilers.observer import (
+    Clock,
+    Integral,
+    Meter,
+    MeteredDevice,
+    Observer,
+    Rise,
+    Seldom,
+    Unavailable,
+    describe,
+)
+from autotune.workloads.errors import MissingDependencyError, SpecError
 
 UNITS: Mapping[str, str] = {
     "gpu_utilisation": "%",

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-from profilers.timeline import Counter
-from workloads.errors import SpecError
+from autotune.profilers.timeline import Counter
+from autotune.workloads.errors import SpecError
 
 Clock = Callable[[], float]
 MOST_HZ = 1000

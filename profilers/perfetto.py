@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from profilers.timeline import Counter, Span, Timeline
-from profilers.trace_events import PHASES, rank_of, trace_events
-from workloads.errors import SpecError
-from workloads.serial import from_data, to_data
+from autotune.profilers.timeline import Counter, Span, Timeline
+from autotune.profilers.trace_events import PHASES, rank_of, trace_events
+from autotune.workloads.errors import SpecError
+from autotune.workloads.serial import from_data, to_data
 
 WRITER = "hetero-autotune"
 FORMAT = 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from profilers.timeline import Span, Timeline
+from autotune.profilers.timeline import Span, Timeline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 from torch.profiler import record_function
 
-from profilers.timeline import all_reduce_name
+from autotune.profilers.timeline import all_reduce_name
 
 PHASES = ("data", "forward", "backward", "wait", "optimizer")
 """What a step goes through, one after the other; also the kinds of the spans that the trainer's own clock gives."""

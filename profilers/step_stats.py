@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from workloads.errors import SpecError
+from autotune.workloads.errors import SpecError
 
 _FORMAT = struct.Struct("<HIII8f4d")
 """Seconds in single precision; sums of squares in double: a fit takes differences of them."""

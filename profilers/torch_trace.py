@@ -17,8 +17,8 @@ from typing import Any, Self
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from profilers.ranges import PHASES, read_range
-from profilers.timeline import Span
+from autotune.profilers.ranges import PHASES, read_range
+from autotune.profilers.timeline import Span
 
 SHORTEST_S = 20e-6
 """Shorter ops, and shorter ranges of others, are left out: thousands of them say less than they cost to keep."""

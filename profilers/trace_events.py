@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeAlias
 
-from profilers.timeline import Counter, Span, Timeline
+from autotune.profilers.timeline import Counter, Span, Timeline
 
 Event: TypeAlias = dict[str, Any]
 

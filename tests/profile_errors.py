@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from autotune.results.store.profile import Profile
 from autotune.simulate.collectives import all_reduce_latency_s, ring_loads
-from results.profile import Profile
-from workloads.cluster import Cluster, Host, Link, load_cluster
+from autotune.workloads.cluster import Cluster, Host, Link, load_cluster
 
 PUBLISHED = "profile"
 _VARIABLE = "AUTOTUNE_PUBLISH"

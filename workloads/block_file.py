@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads.blocks import Block, BlockGraph
-from workloads.errors import SpecError, unknown_name
-from workloads.serial import from_data
+from autotune.workloads.blocks import Block, BlockGraph
+from autotune.workloads.errors import SpecError, unknown_name
+from autotune.workloads.serial import from_data
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

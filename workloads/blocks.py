@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+FORWARD, BACKWARD = "forward", "backward"
 INPUT, WEIGHT = "input", "weight"
 """The two parts of a split backward: gradients of the inputs, which the stage before waits for, and of the weights."""
 
@@ -38,7 +39,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)  # no slots: the derived tables are kept in the instance
 class BlockGraph:
-    """What every micro-batch runs, and what the devices can hold. Valid if it comes from `workloads.block_file`."""
+    """What every micro-batch runs, and what the devices can hold. Valid if it comes from `autotune.workloads.block_file`."""
 
     num_devices: int
     memory: tuple[float, ...]

@@ -4,7 +4,7 @@ Every aten op is counted for the innermost module that was running (functional c
 them), so costs are exclusive of children. Two batch sizes give fixed and per-sample parts. FLOPs come from torch's own
 registry; bytes are inputs plus outputs of every op that is not a view. Backward is taken as a multiple of forward: a
 matrix product or convolution once more for each of its two factors that wants a gradient, anything else once. What
-flows between the ops takes longer to find and is `workloads.dataflow`'s business.
+flows between the ops takes longer to find and is `autotune.workloads.dataflow`'s business.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
-from workloads.graph import Op, OpGraph, Parameter
+from autotune.workloads.graph import Op, OpGraph, Parameter
 
 LOSS = "(loss)"
 """Name of the op that stands for what runs outside every module: the loss."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads.errors import SpecError, unknown_name
-from workloads.quantity import BYTES, BYTES_PER_S, FLOPS_PER_S, SECONDS, WATTS, parse_quantity
-from workloads.serial import digest
-from workloads.tables import known_keys, load_table, table_names
+from autotune.workloads.errors import SpecError, unknown_name
+from autotune.workloads.quantity import BYTES, BYTES_PER_S, FLOPS_PER_S, SECONDS, WATTS, parse_quantity
+from autotune.workloads.serial import digest
+from autotune.workloads.tables import known_keys, load_table, table_names
 
 CLUSTER_FOLDER = Path(__file__).parent / "clusters"
 EMULATIONS = ("none", "paced")

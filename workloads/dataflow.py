@@ -30,8 +30,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from workloads.capture import LOSS, MODEL, tensor_bytes
-from workloads.graph import Edge, Op, OpGraph
+from autotune.workloads.capture import LOSS, MODEL, tensor_bytes
+from autotune.workloads.graph import Edge, Op, OpGraph
 
 _NUM_SAMPLES = 4
 _LONGEST_REASON = 200

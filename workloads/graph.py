@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workloads.serial import digest, to_data
+from autotune.workloads.serial import digest, to_data
 
 _NOT_IN_FINGERPRINT = ("saved_bytes_per_sample", "output_bytes_per_sample", "factor_shapes")
 """Of an op. They came later, and plans that were kept before them are still found by their fingerprint."""
@@ -72,7 +72,7 @@ class OpGraph:
     parameters: tuple[Parameter, ...] = ()
     """Every trainable parameter once, in the order of `model.named_parameters()`."""
     edges: tuple[Edge, ...] = ()
-    """In the order the tensors are read. Empty until `workloads.dataflow.with_edges` finds them: that takes long."""
+    """In the order the tensors are read. Empty until `autotune.workloads.dataflow.with_edges` finds them: that takes long."""
     edges_from: str = ""
     """How the edges were found: "export", "fx", or "modules" for no more than the order of the ops."""
     edges_note: str = ""

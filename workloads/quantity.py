@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from workloads.errors import SpecError
+from autotune.workloads.errors import SpecError
 
 _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from workloads.errors import SpecError, unknown_name
-from workloads.workload import Workload, check_loop
+from autotune.workloads.errors import SpecError, unknown_name
+from autotune.workloads.workload import Workload, check_loop
 
 SIZES = ("tiny", "small", "large")
 DEFAULT_SIZE = "small"
@@ -50,7 +50,7 @@ def load_workload(spec: str, options: Mapping[str, Any] | None = None) -> Worklo
         factory = _user_factory(spec)
     else:
         model, _, size = spec.partition("-")
-        factory = importlib.import_module(f"workloads.models.{model}").workload
+        factory = importlib.import_module(f"autotune.workloads.models.{model}").workload
         if model not in _SINGLE_SIZE:
             chosen = {"size": size or DEFAULT_SIZE} | chosen
     workload = factory(**_checked_options(spec, factory, chosen))

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar, Union
 
-from workloads.errors import SpecError, unknown_name
+from autotune.workloads.errors import SpecError, unknown_name
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workloads.errors import InfeasiblePlanError, SpecError
+from autotune.workloads.errors import InfeasiblePlanError, SpecError
 
 _ALL = 2**62
 _HALVINGS = 64

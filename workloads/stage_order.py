@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from workloads.blocks import INPUT, WEIGHT
-from workloads.errors import SpecError
+from autotune.workloads.blocks import BACKWARD, FORWARD, INPUT, WEIGHT
+from autotune.workloads.errors import SpecError
 
-FORWARD, BACKWARD = "forward", "backward"
 SEARCHED = "searched"
 SCHEDULES = ("gpipe", "1f1b", "zero-bubble", SEARCHED)
 Pass = tuple[str, int]

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from workloads.errors import SpecError, unknown_key, unknown_name
+from autotune.workloads.errors import SpecError, unknown_key, unknown_name
 
 
 def table_names(folder: Path) -> list[str]:

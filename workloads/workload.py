@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from workloads.errors import SpecError
+from autotune.workloads.errors import SpecError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -10,11 +10,11 @@ from typing import Any
 
 from autotune.lab import kernel, manage
 from autotune.lab.hosts import Lab, check_lab_name, lab_of, load_lab
-from autotune.runtime.launch import become
-from workloads.cluster import load_cluster
-from workloads.errors import SpecError
-from workloads.quantity import format_bandwidth
-from workloads.serial import to_data
+from autotune.runtime.control.launch import become
+from autotune.workloads.cluster import load_cluster
+from autotune.workloads.errors import SpecError
+from autotune.workloads.quantity import format_bandwidth
+from autotune.workloads.serial import to_data
 
 
 def up(cluster: str, name: str, *, as_json: bool) -> int:

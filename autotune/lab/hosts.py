@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from results.store import read_json
-from workloads.cluster import Cluster, Link
-from workloads.errors import SpecError
+from autotune.results.store.store import read_json
+from autotune.workloads.cluster import Cluster, Link
+from autotune.workloads.errors import SpecError
 
 STATE_FOLDER = Path("/run/autotune-lab")
 DESCRIPTION = "lab.json"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from autotune.lab.hosts import Lab, LabHost
 from autotune.lab.limits import MTU, cpu_group, lab_group, run_tool, set_limits
-from workloads.errors import MissingDependencyError, SpecError
+from autotune.workloads.errors import MissingDependencyError, SpecError
 
 _KILL_S = 5.0
 

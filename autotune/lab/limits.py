@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from autotune.lab.hosts import Lab, LabHost
-from workloads.cluster import Host
+from autotune.workloads.cluster import Host
 
 _CGROUP_V1 = Path("/sys/fs/cgroup/cpu")
 _CGROUP_V2 = Path("/sys/fs/cgroup")

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from autotune.job import LAB_VARIABLE
 from autotune.lab import kernel
 from autotune.lab.hosts import DESCRIPTION, STATE_FOLDER, Lab, LabHost
 from autotune.lab.limits import cpu_group, set_limits
-from autotune.runtime.launch import NO_FABRIC, find_mpirun, mpi_flavour
-from results.store import write_json
-from workloads.errors import MissingDependencyError, SpecError
+from autotune.results.store.environment import LAB_VARIABLE
+from autotune.results.store.store import write_json
+from autotune.runtime.control.launch import NO_FABRIC, find_mpirun, mpi_flavour
+from autotune.workloads.errors import MissingDependencyError, SpecError
 
 
 def up(lab: Lab) -> None:

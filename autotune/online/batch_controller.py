@@ -25,8 +25,8 @@ from operator import mul
 from statistics import fmean, median
 
 from autotune.online.rank_cost import RankCostModel, Sensitivity
-from workloads.errors import SpecError
-from workloads.split import Bounds, RankCost, balanced
+from autotune.workloads.errors import SpecError
+from autotune.workloads.split import Bounds, RankCost, balanced
 
 Split = tuple[int, ...]
 
@@ -49,7 +49,7 @@ class Caution:
 
     first: int = 5
     """Steps to be seen before the first move: until then nobody knows how much ranks scatter."""
-    settle: int = 3
+    flush: int = 3
     """Steps to be seen after a move before it is judged."""
     least_gain: float = 0.01
     """Of the step time. A move costs what was fetched ahead."""
@@ -138,7 +138,7 @@ class BatchController:
         """How much longer the slowest rank computes than the mean, max/mean - 1, over the last steps; None before the first."""
         if not self._seen:
             return None
-        recent = list(self._seen)[-self._caution.settle :]
+        recent = list(self._seen)[-self._caution.flush :]
         times = [median(seen.compute_s[rank] for seen in recent) for rank in range(len(self._ranks))]
         return max(times) / fmean(times) - 1
 
@@ -310,7 +310,7 @@ class BatchController:
             if step > trial.proposed_at + self._caution.patience:
                 self._trial = None  # nobody carried it out
             return None
-        if len(self._seen) < self._caution.settle:
+        if len(self._seen) < self._caution.flush:
             return None
         self._trial = None
         unexplained_s = median(seen.unexplained_s for seen in self._seen)
@@ -343,7 +343,7 @@ class BatchController:
     def _unexplained_error_s(self) -> float:
         """Standard error of the median over the steps that a move is judged by; told from neighbours, since levels may change."""
         jumps_s = [abs(after_s - before_s) for before_s, after_s in pairwise(self._unexplained_s)]
-        return _MEDIAN_TO_MEAN * _JUMP_TO_SPREAD * median(jumps_s) / math.sqrt(self._caution.settle)
+        return _MEDIAN_TO_MEAN * _JUMP_TO_SPREAD * median(jumps_s) / math.sqrt(self._caution.flush)
 
     def _check(self, samples: Sequence[int], compute_s: Sequence[float]) -> None:
         if not len(samples) == len(compute_s) == len(self._ranks) or sum(samples) != self._total:

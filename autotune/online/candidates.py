@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from autotune.space import MIN_BUCKET_LOG2, Knobs, Space
-from workloads.errors import SpecError
-from workloads.plan import ONE_ROUND_CODECS, BatchPlan, CommPlan, Plan
+from autotune.space.space import MIN_BUCKET_LOG2, Knobs, Space
+from autotune.workloads.errors import SpecError
+from autotune.workloads.plan import ONE_ROUND_CODECS, BatchPlan, CommPlan, Plan
 
 _MOST_PARTS_LOG2 = 8
 """No partition is smaller than the model over 256: a part has costs of its own."""

@@ -21,17 +21,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autotune.online.aside import Thinks, at_once
+from autotune.online.background import Thinks, at_once
 from autotune.online.candidates import Candidates
 from autotune.online.features import Grid, Singles
-from autotune.online.known import Known
 from autotune.online.learning import Case, Memory
-from autotune.online.link_view import LinkView, Sight, beyond
-from autotune.online.second_opinion import SecondOpinion, averaged
-from autotune.online.statistics import Window, window
-from profilers.step_stats import StepStats
-from results.decision import LOOK, NETWORK, REGRET
-from workloads.plan import Plan
+from autotune.online.link_estimate import LinkView, Sight, beyond
+from autotune.online.priors import Known
+from autotune.online.simulator_check import SecondOpinion, averaged
+from autotune.online.window import Window, window
+from autotune.profilers.step_stats import StepStats
+from autotune.results.store.decision import LOOK, NETWORK, REGRET
+from autotune.workloads.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,7 +247,7 @@ class CommController:
         numbers = Grid(offered.plans, self._known).numbers(seen)
         guess = self.memory.network.guess(*numbers)
         if self._opinion is not None and self._links is not None and self._links.is_current:
-            guess = averaged(guess, self._opinion.gains(offered.plans, seen, self._links.mix))
+            guess = averaged(guess, self._opinion.gains(offered.plans, seen, self._links.cluster))
         barred = np.array([_way(plan) in self._rejected for plan in offered.plans])
         guess = replace(guess, mean=np.where(barred, -np.inf, guess.mean))
         running = offered.index(seen.plan)

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from autotune.online.batch_controller import BatchController
 from autotune.online.comm_controller import CommController
-from profilers.step_stats import StepRow
-from results.decision import COMPUTE, NETWORK, REGRET, Decision
-from workloads.plan import Plan
-from workloads.split import Bounds
+from autotune.profilers.step_stats import StepRow
+from autotune.results.store.decision import COMPUTE, NETWORK, REGRET, Decision
+from autotune.workloads.plan import Plan
+from autotune.workloads.split import Bounds
 
 
 class Controller:

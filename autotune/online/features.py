@@ -1,7 +1,7 @@
 """Windows and candidates as numbers, all of them without a unit: seconds are in multiples of the slowest rank's computing.
 
 Nothing depends on the order of ranks. A candidate's numbers include a rough guess of its step from the fitted network
-(autotune.online.rough_guess): the network then has to learn only where that is wrong.
+(autotune.online.analytic_model): the network then has to learn only where that is wrong.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from statistics import fmean, pstdev
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.online.aside import unhurried
-from autotune.online.known import Known
-from autotune.online.plan_shape import plan_shape
-from autotune.online.rough_guess import PlanTable, log_of, network_of
-from autotune.online.statistics import Window
-from workloads.plan import Plan
+from autotune.online.analytic_model import PlanTable, log_of, network_of
+from autotune.online.background import unhurried
+from autotune.online.message_layout import plan_shape
+from autotune.online.priors import Known
+from autotune.online.window import Window
+from autotune.workloads.plan import Plan
 
 Singles = NDArray[np.float32]
 

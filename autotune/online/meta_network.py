@@ -21,9 +21,9 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from autotune.online.features import CANDIDATE_FEATURES, FEATURES_VERSION, WINDOW_FEATURES, Singles
-from autotune.online.plan_shape import Floats
-from workloads.errors import SpecError
-from workloads.serial import digest
+from autotune.online.message_layout import Floats
+from autotune.workloads.errors import SpecError
+from autotune.workloads.serial import digest
 
 NUM_HEADS = 5
 HIDDEN = 64

@@ -12,7 +12,7 @@ from itertools import accumulate
 from math import prod
 from typing import Self
 
-from workloads.graph import Op, OpGraph
+from autotune.workloads.graph import Op, OpGraph
 
 BIN_EDGES_BYTES = (2**12, 2**14, 2**16, 2**18, 2**20, 2**22, 2**24)
 """Tensors are counted by size between these."""

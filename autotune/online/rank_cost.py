@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from autotune.online.fixed_work import FixedWork, Turn, differ
-from workloads.split import RankCost
+from autotune.workloads.split import RankCost
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,7 +196,7 @@ class RankCostModel:
     def _note_turn(self, work: float, compute_s: float) -> None:
         """Where the work has just become another, what is off is laid to φ as far as that explains it."""
         if self._seen and work != self._seen[-1][0]:
-            self._settle()
+            self._flush()
             before = self._seen[-1][0]
             if differ(work, before):
                 self._turn = Turn(
@@ -207,9 +207,9 @@ class RankCostModel:
         self._turn = replace(self._turn, after_s=(*self._turn.after_s, compute_s))
         self._fixed_work = self._settled.with_turn(self._turn, self._scatter).work
         if len(self._turn.after_s) == self._sensitivity.steps:
-            self._settle()
+            self._flush()
 
-    def _settle(self) -> None:
+    def _flush(self) -> None:
         if self._turn is not None:
             self._settled, self._turn = self._settled.with_turn(self._turn, self._scatter), None
         self._fixed_work = self._settled.work

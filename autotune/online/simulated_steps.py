@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from autotune.profilers.step_stats import Part, PartSums, StepStats
 from autotune.simulate.engine import Floats
 from autotune.simulate.layout import BACKWARD, ENCODE, FORWARD, SEND
 from autotune.simulate.spans import Simulated
-from profilers.step_stats import Part, PartSums, StepStats
-from workloads.plan import Plan
+from autotune.workloads.plan import Plan
 
 
 def simulated_step(simulated: Simulated, plan: Plan, wire_bytes: Sequence[float], *, step: int = 0) -> list[StepStats]:

@@ -1,1 +1,1 @@
-"""Run: the MPI job. Control plane, transports, emulation, trainer, trials."""
+"""Run a plan on all ranks."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from autotune.profilers.timeline import Counter, Span, Timeline
 from autotune.schedule.classic import find_chain
 from autotune.schedule.search import Answer
-from profilers.timeline import Counter, Span, Timeline
-from workloads.blocks import INPUT, WEIGHT, Block, BlockGraph, Timetable
-from workloads.errors import SpecError
+from autotune.workloads.blocks import INPUT, WEIGHT, Block, BlockGraph, Timetable
+from autotune.workloads.errors import SpecError
 
 
 def answer_data(answer: Answer) -> dict[str, Any]:

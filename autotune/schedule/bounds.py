@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from workloads.blocks import BlockGraph
+from autotune.workloads.blocks import BlockGraph
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from workloads.blocks import Slot, Timetable
+from autotune.workloads.blocks import Slot, Timetable
 
 _TOLERANCE = 1e-9
 

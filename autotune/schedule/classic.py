@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from autotune.schedule.memory import within
-from workloads.blocks import INPUT, WEIGHT, BlockGraph
+from autotune.workloads.blocks import INPUT, WEIGHT, BlockGraph
 
 Step = tuple[int, int]
 DeviceOrder = list[list[Step]]

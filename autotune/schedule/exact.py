@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from autotune.schedule.grid import Grid, make_grid
 from autotune.schedule.solver import Outcome, new_model, solve
-from workloads.blocks import BlockGraph
+from autotune.workloads.blocks import BlockGraph
 
 Step = tuple[int, int]
 """A block and a micro-batch."""

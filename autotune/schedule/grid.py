@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from workloads.blocks import BlockGraph
+from autotune.workloads.blocks import BlockGraph
 
 FINE, COARSE = 2**16, 2**11
 """Steps of a grid that is not exact: for schedules, and for periods, whose models get hard with many."""

@@ -17,7 +17,7 @@ from autotune.schedule.exact import Piece, Step, solve_piece
 from autotune.schedule.grid import Grid
 from autotune.schedule.solver import Outcome
 from autotune.schedule.timing import earliest, order_by, order_of, timetable
-from workloads.blocks import Timetable
+from autotune.workloads.blocks import Timetable
 
 _PIECE = 60
 """Steps of a piece that CP-SAT still solves in a second or so."""

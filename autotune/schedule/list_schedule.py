@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from autotune.schedule.bounds import tails_s
 from autotune.schedule.memory import Bank
 from autotune.schedule.timing import Order
-from workloads.blocks import WEIGHT, BlockGraph
+from autotune.workloads.blocks import WEIGHT, BlockGraph
 
 Priority = Callable[[int, int], tuple[float, ...]]
 """Of a block and a micro-batch; the smallest goes first."""

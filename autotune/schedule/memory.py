@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 
 from autotune.schedule.exact import one_microbatch
-from workloads.blocks import BlockGraph
-from workloads.errors import InfeasiblePlanError
+from autotune.workloads.blocks import BlockGraph
+from autotune.workloads.errors import InfeasiblePlanError
 
 
 def fitting_order(graph: BlockGraph, num_microbatches: int = 1) -> tuple[int, ...]:

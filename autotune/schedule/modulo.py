@@ -18,7 +18,7 @@ from typing import Any
 
 from autotune.schedule.grid import Grid
 from autotune.schedule.solver import Outcome, new_model, solve
-from workloads.blocks import BlockGraph
+from autotune.workloads.blocks import BlockGraph
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

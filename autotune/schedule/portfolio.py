@@ -14,7 +14,7 @@ from autotune.schedule.check import replay
 from autotune.schedule.classic import DeviceOrder, classic_orders, find_chain, zero_bubble_order
 from autotune.schedule.list_schedule import Rule, list_order, priorities
 from autotune.schedule.timing import Order, timetable
-from workloads.blocks import INPUT, WEIGHT, BlockGraph, Timetable
+from autotune.workloads.blocks import INPUT, WEIGHT, BlockGraph, Timetable
 
 _PATIENCE = (0.0, 1.0)
 

@@ -22,8 +22,8 @@ from autotune.schedule.period import Period, repetend_in, shortest_period
 from autotune.schedule.portfolio import Member, portfolio, split_portfolio
 from autotune.schedule.solver import load
 from autotune.schedule.timing import order_by, order_of, timetable
-from workloads.blocks import BlockGraph, Timetable, split_backward
-from workloads.errors import InfeasiblePlanError, SpecError
+from autotune.workloads.blocks import BlockGraph, Timetable, split_backward
+from autotune.workloads.errors import InfeasiblePlanError, SpecError
 
 DEFAULT_TIME_S = 60.0
 _LEAST_IMPROVING_S = 0.3

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from workloads.blocks import Block, BlockGraph
+from autotune.workloads.blocks import Block, BlockGraph
 
 FORWARD_S, BACKWARD_S, SHARED_S = 1.0, 3.0, 1.0
 

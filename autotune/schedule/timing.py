@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from workloads.blocks import BlockGraph, Slot, Timetable
+from autotune.workloads.blocks import BlockGraph, Slot, Timetable
 
 Number = TypeVar("Number", int, float)
 Order = Sequence[Sequence[tuple[int, int]]]

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from autotune.search.descent import knob_plans, moved
+from autotune.results.store.record import TrialRecord
+from autotune.search.local_search import knob_plans, moved
 from autotune.search.residual import Case, Residual, expected_gain
 from autotune.simulate.simulator import Simulator
-from autotune.space import Space
-from results.record import TrialRecord
-from workloads.plan import Plan
+from autotune.space.space import Space
+from autotune.workloads.plan import Plan
 
 _AS_GOOD = 0.003
 
@@ -95,7 +95,7 @@ class Ranking:
             gain=float(gain.max()),
         )
 
-    def settle(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
+    def flush(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
         """The trial of the plan to keep: of all that ran, the one with the best corrected prediction, and of those that are
         as good the one that uses the least processor time.
 

@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workloads.cluster import Cluster, Host
+from autotune.workloads.cluster import Cluster, Host
 
 _PARTS = 1024
 

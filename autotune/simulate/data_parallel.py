@@ -49,7 +49,7 @@ class Units:
     gradient_bytes: Floats
     """What is encoded and decoded."""
     codec: Ints
-    """Its place in `workloads.plan.CODECS`."""
+    """Its place in `autotune.workloads.plan.CODECS`."""
     rebuilt_op: Ints
     """The op whose gradient is rebuilt of factors when they arrive; -1: none."""
     ready_op: Ints

@@ -19,7 +19,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from workloads.errors import SpecError
+from autotune.workloads.errors import SpecError
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from autotune.simulate.collectives import Load, all_reduce_loads, gather_loads
-from workloads.cluster import Cluster
-from workloads.graph import Op, OpGraph
+from autotune.workloads.cluster import Cluster
+from autotune.workloads.graph import Op, OpGraph
 
 ELEMENT_BYTES = 4
 _KEPT_SPLITS = 1024

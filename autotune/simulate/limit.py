@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from autotune.simulate.cost import compute_s
+from autotune.results.store.record import Limit
 from autotune.simulate.engine import Floats
 from autotune.simulate.factors import ELEMENT_BYTES, factor_bytes
-from results.record import Limit
-from workloads.cluster import Cluster
-from workloads.graph import OpGraph
+from autotune.simulate.roofline import compute_s
+from autotune.workloads.cluster import Cluster
+from autotune.workloads.graph import OpGraph
 
 _MANY = 10**6
 _HALVINGS = 60

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.simulate.costs import Costs
+from autotune.simulate.cost_tables import Costs
 from autotune.simulate.engine import Floats
-from workloads.workload import Loop
+from autotune.workloads.workload import Loop
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

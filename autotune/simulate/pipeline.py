@@ -16,17 +16,17 @@ import numpy as np
 
 from autotune.simulate import layout
 from autotune.simulate.collectives import Load, hop_latency_s, hop_loads, ring_loads
-from autotune.simulate.costs import NO_OVERHEAD, Costs
+from autotune.simulate.cost_tables import NO_OVERHEAD, Costs
 from autotune.simulate.engine import Floats, Tasks
 from autotune.simulate.labelled import LabelledTasks
 from autotune.simulate.layout import DATA, UPDATE, Labels
+from autotune.simulate.messages import as_links
 from autotune.simulate.tasks import NO_CHANGE, MemoryChange
-from autotune.simulate.units import as_links
-from workloads.blocks import INPUT, WEIGHT
-from workloads.errors import SpecError
-from workloads.graph import OpGraph
-from workloads.plan import PipelinePlan, Plan
-from workloads.stage_order import BACKWARD, FORWARD, Pass
+from autotune.workloads.blocks import BACKWARD, FORWARD, INPUT, WEIGHT
+from autotune.workloads.errors import SpecError
+from autotune.workloads.graph import OpGraph
+from autotune.workloads.plan import PipelinePlan, Plan
+from autotune.workloads.stage_order import Pass
 
 
 def stage_ops(graph: OpGraph, pipeline: PipelinePlan) -> list[range]:

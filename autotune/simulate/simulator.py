@@ -14,25 +14,25 @@ from functools import lru_cache
 
 import numpy as np
 
-from autotune.simulate.costs import NO_OVERHEAD, Costs, Lines
+from autotune.profilers.breakdown import break_down
+from autotune.profilers.timeline import Timeline
+from autotune.results.store.forecast import Forecast, RankForecast
+from autotune.results.store.record import Limit, Prediction, WorkloadInfo
+from autotune.simulate.cost_tables import NO_OVERHEAD, Costs, Lines
 from autotune.simulate.data_parallel import StepCosts, Units, expand
 from autotune.simulate.engine import Floats, Run, Site, Tasks, simulate
 from autotune.simulate.layout import Layout
 from autotune.simulate.limit import step_limit
+from autotune.simulate.messages import Sends, UnitMaker, link_speeds
 from autotune.simulate.passes import step_passes
 from autotune.simulate.pipeline import expand_pipeline, param_shares, shared_bytes
 from autotune.simulate.spans import Simulated, spans
 from autotune.simulate.stage_table import pass_names, stage_table
 from autotune.simulate.tasks import NO_LIMIT, make_site
-from autotune.simulate.units import Sends, UnitMaker, link_speeds
-from profilers.breakdown import break_down
-from profilers.timeline import Timeline
-from results.forecast import Forecast, RankForecast
-from results.record import Limit, Prediction, WorkloadInfo
-from workloads.blocks import Timetable
-from workloads.graph import OpGraph
-from workloads.plan import CODECS, CommPlan, Plan
-from workloads.workload import PLAIN_LOOP, Loop, check_no_stages
+from autotune.workloads.blocks import Timetable
+from autotune.workloads.graph import OpGraph
+from autotune.workloads.plan import CODECS, CommPlan, Plan
+from autotune.workloads.workload import PLAIN_LOOP, Loop, check_no_stages
 
 _CROSSING_STEPS = 4
 """Steps until one is like the next where they overlap."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autotune.profilers.timeline import Span
 from autotune.simulate.engine import Run, Tasks
 from autotune.simulate.layout import (
     BACKWARD,
@@ -20,8 +21,7 @@ from autotune.simulate.layout import (
     UPDATE,
     Labels,
 )
-from profilers.timeline import Span
-from workloads.graph import OpGraph
+from autotune.workloads.graph import OpGraph
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,9 +9,9 @@ import numpy as np
 
 from autotune.simulate import layout
 from autotune.simulate.spans import Simulated
-from workloads.blocks import INPUT, WEIGHT, Block, BlockGraph, Slot, Timetable
-from workloads.plan import PipelinePlan
-from workloads.stage_order import BACKWARD, FORWARD, Pass
+from autotune.workloads.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, Block, BlockGraph, Slot, Timetable
+from autotune.workloads.plan import PipelinePlan
+from autotune.workloads.stage_order import Pass
 
 
 def stage_table(pipeline: PipelinePlan, simulated: Simulated) -> Timetable:

@@ -19,12 +19,12 @@ from math import comb, exp, lgamma, log
 from pathlib import Path
 from statistics import median
 
-from results.compare import NO_DIFFERENCE, WORSE, Change, paired_change, unpaired_change
-from results.environment import describe_environment
-from results.published_table import put_between
-from results.series import Runs, Series
-from results.store import read_json, write_json
+from autotune.results.judge.compare import NO_DIFFERENCE, WORSE, Change, paired_change, unpaired_change
+from autotune.results.judge.series import Runs, Series
+from autotune.results.store.environment import describe_environment
+from autotune.results.store.store import read_json, write_json
 from tests.benchmarks.aa_runs import CONDITIONS, PUBLISHED
+from tests.benchmarks.published_table import put_between
 
 PAIRS = 2000
 SLOWER = 1.05

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from results.environment import describe_environment
-from results.series import Run, Runs
-from results.store import write_json
+from autotune.results.judge.series import Run, Runs
+from autotune.results.store.environment import describe_environment
+from autotune.results.store.store import write_json
+from autotune.workloads.serial import from_data
 from tests.mpi.launch import ROOT, mpirun
-from workloads.serial import from_data
 
 PROGRAMS = ROOT / "tests" / "benchmarks" / "programs"
 PUBLISHED = ROOT / "results" / "published" / "compare"

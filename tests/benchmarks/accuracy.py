@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from results.stats import bootstrap_interval, spearman, unpaired_speedup
-from workloads.plan import CODECS, Plan
+from autotune.results.judge.stats import bootstrap_interval, spearman, unpaired_speedup
+from autotune.workloads.plan import CODECS, Plan
 
 CONFIDENCE = 0.95
 KNOBS: dict[str, Callable[[Plan], bool]] = {

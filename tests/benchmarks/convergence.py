@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from results.environment import describe_environment
-from results.published_table import put_between
+from autotune.results.store.environment import describe_environment
+from tests.benchmarks.published_table import put_between
 from tests.mpi.launch import ROOT, mpirun
 
 PROGRAM = ROOT / "tests" / "benchmarks" / "programs" / "convergence_runs.py"

@@ -11,8 +11,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from autotune.space import MIN_BUCKET_LOG2, Space
-from workloads.plan import (
+from autotune.space.space import MIN_BUCKET_LOG2, Space
+from autotune.workloads.plan import (
     CODECS,
     DDP_CODECS,
     MESSAGE_CODECS,
@@ -23,7 +23,7 @@ from workloads.plan import (
     CompressionPlan,
     Plan,
 )
-from workloads.split import proportional
+from autotune.workloads.split import proportional
 
 MOST_CREDIT = 16
 """In partitions."""

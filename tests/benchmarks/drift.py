@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from autotune.online.candidates import ALL_PARTS, Parts
-from results.decision import COMPUTE, NETWORK, REGRET, Decision
-from results.published_table import put_between
-from results.store import read_json
+from autotune.results.store.decision import COMPUTE, NETWORK, REGRET, Decision
+from autotune.results.store.store import read_json
+from autotune.workloads.plan import Plan
 from tests.benchmarks.prediction import ROOT, in_lab, lab, paced
-from workloads.plan import Plan
+from tests.benchmarks.published_table import put_between
 
 PUBLISHED = ROOT / "results" / "published" / "drift"
 PAGE = ROOT / "docs" / "online.md"

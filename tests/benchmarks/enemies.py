@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 
-from results.decision import Decision
-from results.published_table import put_between
-from results.store import read_json
+from autotune.results.store.decision import Decision
+from autotune.results.store.store import read_json
 from tests.benchmarks.prediction import ROOT, paced
+from tests.benchmarks.published_table import put_between
 
 TRACES = ROOT / "tests" / "benchmarks" / "traces"
 PUBLISHED = ROOT / "results" / "published" / "enemies"

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from results.published_table import put_between
 from tests.benchmarks.equality import JOBS
+from tests.benchmarks.published_table import put_between
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "results" / "published"

@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from results.environment import describe_environment
+from autotune.results.store.environment import describe_environment
 from tests.mpi.launch import ROOT, mpirun
 
 PROGRAM = ROOT / "tests" / "mpi" / "programs" / "equal_training.py"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from results.record import TrialRecord, WorkloadInfo
-from workloads.cluster import Cluster
+from autotune.results.store.record import TrialRecord, WorkloadInfo
+from autotune.workloads.cluster import Cluster
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,10 +17,10 @@ from scipy.stats import spearmanr
 
 from autotune.online.learning import Case, Memory
 from autotune.online.meta_network import MetaNetwork
-from results.published_table import put_between
-from results.store import read_json
+from autotune.results.store.store import read_json
+from autotune.workloads.plan import Plan
 from tests.benchmarks.prediction import ROOT, in_lab, lab
-from workloads.plan import Plan
+from tests.benchmarks.published_table import put_between
 
 PUBLISHED = ROOT / "results" / "published" / "meta-lab"
 PAGE = ROOT / "docs" / "online.md"

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from results.published_table import put_between
-from results.store import read_json
+from autotune.results.store.store import read_json
 from tests.benchmarks.prediction import ROOT, paced
+from tests.benchmarks.published_table import put_between
 
 PUBLISHED = ROOT / "results" / "published" / "online-cost"
 PAGE = ROOT / "docs" / "online.md"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from results.published_table import put_between
-from results.stats import speedup
+from autotune.results.judge.stats import speedup
+from tests.benchmarks.published_table import put_between
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "results" / "published" / "pipelines" / "uniform4.json"

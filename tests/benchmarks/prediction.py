@@ -16,18 +16,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from autotune.bench import capture_workload, with_held_bytes
-from autotune.simulate.cost_model import cost_model
+from autotune.jobs.context import capture_workload, with_held_bytes
+from autotune.results.store.environment import describe_environment
+from autotune.results.store.profile import Profile
+from autotune.results.store.profile_file import load_profile
+from autotune.results.store.store import read_json, write_json
+from autotune.simulate.cost_sources import cost_model
 from autotune.simulate.simulator import Simulator
-from results.environment import describe_environment
-from results.profile import Profile
-from results.profile_file import load_profile
-from results.published_table import put_between
-from results.store import read_json, write_json
+from autotune.workloads.registry import load_workload
 from tests.benchmarks.accuracy import KNOBS, Pair, summary
 from tests.benchmarks.measured import MeasuredPlans
+from tests.benchmarks.published_table import put_between
 from tests.benchmarks.scatter import scatter
-from workloads.registry import load_workload
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "results" / "published" / "prediction"
@@ -98,11 +98,11 @@ def measure_paced(folder: Path, say: Callable[[str], None]) -> None:
 
 
 def measure_what_if(folder: Path, say: Callable[[str], None]) -> None:
-    for mix in WHAT_IF:
-        with lab(str(MIXES / f"{mix}.toml")):
+    for cluster in WHAT_IF:
+        with lab(str(MIXES / f"{cluster}.toml")):
             for workload in WORKLOADS:
-                say(f"lab, what if: {workload} on {mix}")
-                plans(in_lab, folder, workload, str(MIXES / f"{mix}.toml"), "lab", PLANS_PER_WHAT_IF)
+                say(f"lab, what if: {workload} on {cluster}")
+                plans(in_lab, folder, workload, str(MIXES / f"{cluster}.toml"), "lab", PLANS_PER_WHAT_IF)
 
 
 KINDS = {"lab": measure_lab, "paced": measure_paced, "what_if": measure_what_if}

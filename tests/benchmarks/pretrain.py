@@ -27,15 +27,16 @@ import numpy as np
 import torch
 
 from autotune.online.features import CANDIDATE_FEATURES, FEATURES_VERSION, WINDOW_FEATURES, Grid
-from autotune.online.known import seconds_per_byte
 from autotune.online.learning import Batch, pretrain
 from autotune.online.meta_network import CARD, HIDDEN, NUM_HEADS, SHIPPED, MetaNetwork, features_card
-from autotune.online.statistics import Window
+from autotune.online.priors import seconds_per_byte
+from autotune.online.window import Window
+from autotune.profilers.step_stats import PACKED_BYTES, StepStats
+from autotune.results.judge.stats import spearman
+from autotune.results.store.store import write_json
 from autotune.simulate.simulator import Simulator
-from profilers.step_stats import PACKED_BYTES, StepStats
-from results.published_table import put_between
-from results.stats import spearman
-from results.store import write_json
+from autotune.workloads.cluster import Cluster
+from tests.benchmarks.published_table import put_between
 from tests.benchmarks.random_jobs import (
     HELD_OUT_MODELS,
     RandomJob,
@@ -45,7 +46,6 @@ from tests.benchmarks.random_jobs import (
     simulator_of,
     window_of,
 )
-from workloads.cluster import Cluster
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "results" / "data" / "meta-network"

@@ -18,25 +18,25 @@ from functools import cache
 
 import numpy as np
 
-from autotune.bench import capture_workload
+from autotune.jobs.context import capture_workload
 from autotune.online.candidates import candidates
-from autotune.online.known import Known, seconds_per_byte, shards_gain
 from autotune.online.model_sizes import ModelSizes
+from autotune.online.priors import Known, seconds_per_byte, shards_gain
 from autotune.online.simulated_steps import simulated_step
-from autotune.online.statistics import Window, window
+from autotune.online.window import Window, window
+from autotune.profilers.step_stats import PartSums, StepStats
+from autotune.results.store.record import WorkloadInfo
 from autotune.simulate.collectives import all_reduce_latency_s
-from autotune.simulate.cost import compute_s
-from autotune.simulate.cost_model import cost_model
-from autotune.simulate.costs import Costs, Lines, TransportCosts
+from autotune.simulate.cost_sources import cost_model
+from autotune.simulate.cost_tables import Costs, Lines, TransportCosts
+from autotune.simulate.roofline import compute_s
 from autotune.simulate.simulator import Simulator
-from autotune.space import Space, max_bucket_log2, ways_to_send
-from profilers.step_stats import PartSums, StepStats
-from results.record import WorkloadInfo
-from workloads.cluster import Cluster, Device, Host, Link
-from workloads.graph import Op, OpGraph, Parameter
-from workloads.plan import CODECS, LOSSLESS_CODECS, ONE_ROUND_CODECS, BatchPlan, Plan, default_plan
-from workloads.registry import load_workload
-from workloads.split import bounds, proportional
+from autotune.space.space import Space, max_bucket_log2, ways_to_send
+from autotune.workloads.cluster import Cluster, Device, Host, Link
+from autotune.workloads.graph import Op, OpGraph, Parameter
+from autotune.workloads.plan import CODECS, LOSSLESS_CODECS, ONE_ROUND_CODECS, BatchPlan, Plan, default_plan
+from autotune.workloads.registry import load_workload
+from autotune.workloads.split import bounds, proportional
 
 TRAINED_MODELS = ("mlp-small", "mlp-large", "vgg-tiny", "vgg-small", "gpt-tiny", "gpt-small", "growing", "even")
 HELD_OUT_MODELS = ("resnet-tiny", "resnet-small", "waves")

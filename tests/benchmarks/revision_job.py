@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from autotune.workloads.errors import AutotuneError
 from tests.mpi.launch import FLAGS, MPIRUN, ROOT
-from workloads.errors import AutotuneError
 
 PROGRAM = ROOT / "tests" / "benchmarks" / "programs" / "revision_block.py"
 START_S, BLOCK_S, END_S = 180.0, 150.0, 30.0

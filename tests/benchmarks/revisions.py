@@ -23,20 +23,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from autotune.commands import REGRESSION
-from autotune.job import default_results
-from results.compare import Change, Changes, paired_change
-from results.compare_console import show_changes
-from results.console import make_console
-from results.environment import describe_environment
-from results.series import Run, Runs, Series
-from results.stats import ALARM_CONFIDENCE
-from results.store import safe_name, write_json
+from autotune.cli.offline import REGRESSION
+from autotune.jobs.job import default_results
+from autotune.results.judge.compare import Change, Changes, paired_change
+from autotune.results.judge.series import Run, Runs, Series
+from autotune.results.judge.stats import ALARM_CONFIDENCE
+from autotune.results.show.compare_console import show_changes
+from autotune.results.show.report_console import make_console
+from autotune.results.store.environment import describe_environment
+from autotune.results.store.store import safe_name, write_json
+from autotune.workloads.cluster import CLUSTER_FOLDER, Cluster, load_cluster
+from autotune.workloads.errors import AutotuneError, SpecError
+from autotune.workloads.serial import to_data
 from tests.benchmarks.revision_job import RevisionJob
 from tests.mpi.launch import ROOT
-from workloads.cluster import CLUSTER_FOLDER, Cluster, load_cluster
-from workloads.errors import AutotuneError, SpecError
-from workloads.serial import to_data
 
 ROUNDS = 20
 STEPS = 8
@@ -67,19 +67,19 @@ def check_out(revision: str, folder: Path) -> Path:
 def compare_revisions(options: argparse.Namespace) -> Found:
     """Start both, let them take turns, judge."""
     revisions = [options.before, options.after]
-    mix, arguments = _job_arguments(options)
+    cluster, arguments = _job_arguments(options)
     with tempfile.TemporaryDirectory(prefix="autotune-compare-") as name, ExitStack() as stack:
         folder = Path(name)
         sources = [check_out(revision, folder / side) for side, revision in zip("ab", revisions, strict=True)]
         jobs = []
         for side, revision, packages in zip("ab", revisions, sources, strict=True):
-            job = RevisionJob(revision, packages, folder / f"job-{side}", arguments, len(mix.devices))
+            job = RevisionJob(revision, packages, folder / f"job-{side}", arguments, len(cluster.devices))
             stack.callback(job.close)
             jobs.append(job)
         for job in jobs:
             job.wait_ready()
         answers = take_turns(jobs, options.rounds, options.steps, options.seed)
-    return _judge(options, mix, answers)
+    return _judge(options, cluster, answers)
 
 
 def take_turns(jobs: list[RevisionJob], rounds: int, steps: int, seed: int) -> list[list[dict[str, Any]]]:
@@ -92,9 +92,9 @@ def take_turns(jobs: list[RevisionJob], rounds: int, steps: int, seed: int) -> l
     return [blocks[1:] for blocks in answers]
 
 
-def _judge(options: argparse.Namespace, mix: Cluster, answers: list[list[dict[str, Any]]]) -> Found:
+def _judge(options: argparse.Namespace, cluster: Cluster, answers: list[list[dict[str, Any]]]) -> Found:
     sides = ("before", "after")
-    what = f"{options.workload} on {mix.name}"
+    what = f"{options.workload} on {cluster.name}"
     runs = tuple(
         Run(series=side, round_number=number, steps_s=tuple(block["steps_s"]), cpu_s_per_step=block["cpu_s"])
         for side, blocks in zip(sides, answers, strict=True)
@@ -102,7 +102,7 @@ def _judge(options: argparse.Namespace, mix: Cluster, answers: list[list[dict[st
     )
     step = paired_change(*(_series(runs, side, "step time", "step_s") for side in sides))
     cpu = paired_change(*(_series(runs, side, "CPU time of a step, all ranks", "cpu_s_per_step") for side in sides))
-    note = f"{what} ({mix.label}), {options.rounds} rounds of {options.steps} steps. The exit code is that of the step time."
+    note = f"{what} ({cluster.label}), {options.rounds} rounds of {options.steps} steps. The exit code is that of the step time."
     changes = Changes(
         before=options.before,
         after=options.after,
@@ -113,7 +113,7 @@ def _judge(options: argparse.Namespace, mix: Cluster, answers: list[list[dict[st
     )
     kept = Runs(
         what=what,
-        label=mix.label,
+        label=cluster.label,
         runs=runs,
         environment=describe_environment(),
         command=shlex.join(["nox", "-s", "compare", "--", *sys.argv[1:]]),
@@ -128,12 +128,12 @@ def _series(runs: tuple[Run, ...], side: str, name: str, figure: str) -> Series:
 
 def _job_arguments(options: argparse.Namespace) -> tuple[Cluster, list[str]]:
     """The mix, and what both jobs are told: the same cluster file for both, whatever their own says."""
-    mix = load_cluster(options.cluster)
-    mix = mix.for_ranks(2) if mix.any_ranks else mix
+    cluster = load_cluster(options.cluster)
+    cluster = cluster.for_ranks(2) if cluster.any_ranks else cluster
     is_file = options.cluster.endswith(".toml")
     file = Path(options.cluster) if is_file else CLUSTER_FOLDER / f"{options.cluster}.toml"
     plan = [str(Path(options.plan).resolve())] if options.plan else []
-    return mix, [options.workload, str(file.resolve()), *plan]
+    return cluster, [options.workload, str(file.resolve()), *plan]
 
 
 def exit_code(step: Change) -> int:

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from autotune.bench import capture_workload
-from autotune.simulate.cost import compute_s
-from results.published_table import put_between
-from results.stats import Ratio, speedup
-from results.store import read_json
-from workloads.cluster import Cluster, load_cluster
-from workloads.plan import Plan
-from workloads.registry import load_workload
+from autotune.jobs.context import capture_workload
+from autotune.results.judge.stats import Ratio, speedup
+from autotune.results.store.store import read_json
+from autotune.simulate.roofline import compute_s
+from autotune.workloads.cluster import Cluster, load_cluster
+from autotune.workloads.plan import Plan
+from autotune.workloads.registry import load_workload
+from tests.benchmarks.published_table import put_between
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "results" / "published" / "schedule-gain"
@@ -91,11 +91,11 @@ def measure(folder: Path, workloads: Sequence[str], ratios: Sequence[float]) -> 
     autotune = str(Path(sys.executable).with_name("autotune"))
     for workload in workloads:
         for ratio in ratios:
-            mix = folder / f"{workload}-x{ratio:g}.toml"
-            mix.write_text(cluster_text(workload, ratio))
-            subprocess.run([autotune, "lab", "up", "--name", "gain", "--cluster", str(mix)], check=True)
+            cluster = folder / f"{workload}-x{ratio:g}.toml"
+            cluster.write_text(cluster_text(workload, ratio))
+            subprocess.run([autotune, "lab", "up", "--name", "gain", "--cluster", str(cluster)], check=True)
             try:
-                command = [sys.executable, "-m", PROGRAM, workload, str(mix), str(mix.with_suffix(".json"))]
+                command = [sys.executable, "-m", PROGRAM, workload, str(cluster), str(cluster.with_suffix(".json"))]
                 subprocess.run([autotune, "lab", "run", "--name", "gain", "--", *command], check=True, cwd=ROOT)
             finally:
                 subprocess.run([autotune, "lab", "down", "--name", "gain"], check=True)

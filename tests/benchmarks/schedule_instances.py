@@ -10,17 +10,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 
-from autotune.bench import capture_workload, with_dataflow
-from autotune.schedule.cut import best_cut, cuts
-from autotune.schedule.stage_costs import StageCosts, at_cuts, cut_blocks, stage_costs
-from autotune.simulate.cost_model import cost_model
-from autotune.stage_cuts import stage_cuts, with_streams
-from workloads.blocks import BlockGraph
-from workloads.cluster import Cluster, Device, Host, Link
-from workloads.graph import Op, OpGraph, Parameter
-from workloads.models.base import SupervisedWorkload
-from workloads.models.gpt import SIZES, adamw, gpt, synthetic_text
-from workloads.registry import load_workload
+from autotune.jobs.context import capture_workload, with_dataflow
+from autotune.placement.chain_costs import StageCosts, at_cuts, cut_blocks, stage_costs
+from autotune.placement.chain_cut import best_cut, cuts
+from autotune.runtime.placed.find_cuts import stage_cuts
+from autotune.simulate.cost_sources import cost_model
+from autotune.workloads.blocks import BlockGraph
+from autotune.workloads.cluster import Cluster, Device, Host, Link
+from autotune.workloads.graph import Op, OpGraph, Parameter
+from autotune.workloads.model_stages import with_streams
+from autotune.workloads.models.base import SupervisedWorkload
+from autotune.workloads.models.gpt import SIZES, adamw, gpt, synthetic_text
+from autotune.workloads.registry import load_workload
 
 KINDS = ((4.0, 16e9), (2.0, 12e9), (1.0, 8e9), (0.5, 6e9))
 """Devices of a mix: 10^12 operations a second, bytes of memory before it is made to bind."""
@@ -35,7 +36,7 @@ Costs = Callable[[Cluster], Callable[[int], StageCosts]]
 
 def cut_model(name: str, num_devices: int, num: int) -> BlockGraph:
     """The best cut into as many stages as devices, on memory of which 1F1B would need more."""
-    of = {"gpt": gpt_costs, "resnet": resnet_costs}[name]()(_mix(num_devices))
+    of = {"gpt": gpt_costs, "resnet": resnet_costs}[name]()(_cluster(num_devices))
     cut = _cut(of, num_devices, num)
     stages = len(cut.blocks) // 2
     memory = list(cut.memory)
@@ -115,13 +116,13 @@ def _copy(op: Op, number: int) -> Op:
     return replace(op, name=f"copy{number}.{op.name}")
 
 
-def _costs(graph: OpGraph, batch: int, first: tuple[int, ...], mix: Cluster) -> Callable[[int], StageCosts]:
+def _costs(graph: OpGraph, batch: int, first: tuple[int, ...], cluster: Cluster) -> Callable[[int], StageCosts]:
     held = replace(graph, held_bytes=4 * graph.param_bytes)  # with gradients and Adam's two moments
-    costs = cost_model(held, mix)
+    costs = cost_model(held, cluster)
     return lambda count: at_cuts(stage_costs(held, costs, max(batch / count, 1.0)), first)
 
 
-def _mix(num_devices: int) -> Cluster:
+def _cluster(num_devices: int) -> Cluster:
     """Hosts of up to four devices of one kind, on 1 to 10 Gbit/s."""
     hosts = []
     for index in range(0, num_devices, 4):

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.results.store.environment import describe_environment
 from autotune.schedule.search import Answer, search
 from autotune.schedule.shapes import SHAPES, forward_only
-from results.environment import describe_environment
-from results.published_table import put_between
+from autotune.workloads.blocks import BlockGraph, split_backward
 from tests.autotune.schedule.instances import least_makespan, random_chain, random_dag
 from tests.benchmarks import schedule_tables as tables
+from tests.benchmarks.published_table import put_between
 from tests.benchmarks.schedule_instances import cut_model
-from workloads.blocks import BlockGraph, split_backward
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "results" / "published" / "schedules"

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from results.environment import describe_environment
-from results.published_table import put_between
+from autotune.results.store.environment import describe_environment
+from tests.benchmarks.published_table import put_between
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "results" / "published" / "bench" / "simulator.json"

@@ -14,11 +14,11 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import fmean, median
 
-from results.decision import Decision
-from results.published_table import put_between
-from results.store import read_json
+from autotune.results.store.decision import Decision
+from autotune.results.store.store import read_json
 from tests.benchmarks.lines import Panel, picture
 from tests.benchmarks.prediction import ROOT, paced
+from tests.benchmarks.published_table import put_between
 
 PUBLISHED = ROOT / "results" / "published" / "split"
 PAGE = ROOT / "docs" / "online.md"

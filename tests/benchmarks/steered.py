@@ -5,35 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autotune.bench import Bench, set_up
-from autotune.job import Job, check_job
-from autotune.runtime.control import Control, start_control
-from autotune.runtime.crew import Training, follow
-from autotune.runtime.pilot import Decide
-from autotune.runtime.trial import Effort
-from profilers.step_stats import StepRow
-from results.decision import Decision
-from workloads.plan import Plan
+from autotune.jobs.context import JobContext, set_up
+from autotune.jobs.job import Job, check_job
+from autotune.profilers.step_stats import StepRow
+from autotune.results.store.decision import Decision
+from autotune.runtime.control.mpi import Control, start_control
+from autotune.runtime.control.step_directives import Decide
+from autotune.runtime.trial.runner import Budget
+from autotune.runtime.trial.workers import Training, follow
+from autotune.workloads.plan import Plan
 
 TIMEOUT_S = 900.0
 
 
-def on_bench(job: Job, lead: Callable[[Bench], None]) -> Control:
+def on_context(job: Job, lead: Callable[[JobContext], None]) -> Control:
     """Called by all ranks; rank 0 leads, and all meet again afterwards."""
     control = start_control()
     (cluster,) = check_job(job, control.size)
-    bench = set_up(job, cluster, control)
+    context = set_up(job, cluster, control)
     if not control.is_leader:
-        follow(control, bench.runner)
+        follow(control, context.runner)
         return control
-    lead(bench)
-    bench.crew.dismiss()
+    lead(context)
+    context.workers.dismiss()
     return control
 
 
-def trained(bench: Bench, plan: Plan, num_steps: int, decide: Decide | None = None) -> Training:
-    effort = Effort(warmup=0, steps=num_steps, timeout_s=TIMEOUT_S)
-    return bench.crew.train(plan, effort, lambda _: None, watched=False, decide=decide)
+def trained(context: JobContext, plan: Plan, num_steps: int, decide: Decide | None = None) -> Training:
+    budget = Budget(warmup=0, steps=num_steps, timeout_s=TIMEOUT_S)
+    return context.workers.train(plan, budget, lambda _: None, watched=False, decide=decide)
 
 
 @dataclass

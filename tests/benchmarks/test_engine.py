@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from autotune.runtime.comm.codec import SUM, Round
-from autotune.runtime.comm.grants import Grants
-from autotune.runtime.comm.scheduler import Scheduler
+from autotune.runtime.codecs.protocol import SUM, Round
+from autotune.runtime.reduce.send_order import Grants
+from autotune.runtime.reduce.sender import Scheduler
 from tests.gloo_ranks import gloo_group
 
 NUM_PARTS = 2000

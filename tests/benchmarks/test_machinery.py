@@ -9,13 +9,13 @@ import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from autotune.search.study import Search
-from autotune.space import Space
-from profilers.ranges import Ranges
-from results.record import Role, TrialRecord, TrialState
-from results.store import StudyStore
-from workloads.plan import BatchPlan, Plan
-from workloads.split import RankCost, balanced, bounds, proportional
+from autotune.profilers.ranges import Ranges
+from autotune.results.store.record import Role, TrialRecord, TrialState
+from autotune.results.store.store import StudyStore
+from autotune.search.optuna_study import Search
+from autotune.space.space import Space
+from autotune.workloads.plan import BatchPlan, Plan
+from autotune.workloads.split import RankCost, balanced, bounds, proportional
 
 
 @pytest.mark.parametrize("num_ranks", [4, 64, 1024])

@@ -9,19 +9,28 @@ from functools import cache
 
 import pytest
 
-from autotune.bench import capture_workload, sample_bounds
-from autotune.simulate.cost_model import cost_model
+from autotune.jobs.context import capture_workload, sample_bounds
+from autotune.results.store.record import WorkloadInfo
+from autotune.simulate.cost_sources import cost_model
 from autotune.simulate.factors import factor_chooser, linear_ops
 from autotune.simulate.limit import stated_sample_s
 from autotune.simulate.simulator import Simulator
-from autotune.space import Space, max_bucket_log2
-from results.record import WorkloadInfo
+from autotune.space.space import Space, max_bucket_log2
+from autotune.workloads.cluster import load_cluster
+from autotune.workloads.plan import PRIORITIES, BatchPlan, Plan
+from autotune.workloads.registry import load_workload
 from tests.benchmarks.accuracy import KNOBS, Pair, first_ranked_loss, per_knob
 from tests.benchmarks.drawn_plans import drawn_plans
-from tests.benchmarks.prediction import CLUSTERS, MIXES, PLANS_PER_CELL, WHAT_IF, WORKLOADS, knob_table, summary, table
-from workloads.cluster import load_cluster
-from workloads.plan import PRIORITIES, BatchPlan, Plan
-from workloads.registry import load_workload
+from tests.benchmarks.prediction import (
+    CLUSTER_FILES,
+    CLUSTERS,
+    PLANS_PER_CELL,
+    WHAT_IF,
+    WORKLOADS,
+    knob_table,
+    summary,
+    table,
+)
 
 CELLS = [(workload, cluster) for workload in WORKLOADS for cluster in (*CLUSTERS, *WHAT_IF)]
 
@@ -31,10 +40,10 @@ def graph_of(workload: str):
     return capture_workload(load_workload(workload, {}), 0)
 
 
-def simulator_and_space(workload: str, mix: str) -> tuple[Simulator, Space]:
+def simulator_and_space(workload: str, name: str) -> tuple[Simulator, Space]:
     loaded, graph = load_workload(workload, {}), graph_of(workload)
-    path = MIXES / f"{mix}.toml"
-    cluster = load_cluster(str(path) if path.exists() else mix)
+    path = CLUSTER_FILES / f"{name}.toml"
+    cluster = load_cluster(str(path) if path.exists() else name)
     total = loaded.global_batch
     info = WorkloadInfo(
         name=workload,
@@ -56,15 +65,15 @@ def simulator_and_space(workload: str, mix: str) -> tuple[Simulator, Space]:
     return Simulator(info, graph, cost_model(graph, cluster)), space
 
 
-def drawn(workload: str, mix: str, count: int, kind: str = "lab") -> tuple[Simulator, list[Plan]]:
-    simulator, space = simulator_and_space(workload, mix)
+def drawn(workload: str, name: str, count: int, kind: str = "lab") -> tuple[Simulator, list[Plan]]:
+    simulator, space = simulator_and_space(workload, name)
     linear = [op.name for op in linear_ops(simulator.graph)]
-    return simulator, drawn_plans(space, linear, count, f"{kind}/{workload}@{mix}")
+    return simulator, drawn_plans(space, linear, count, f"{kind}/{workload}@{name}")
 
 
-@pytest.mark.parametrize(("workload", "mix"), CELLS)
-def test_every_drawn_plan_can_run_and_be_predicted(workload, mix):
-    simulator, plans = drawn(workload, mix, 40)
+@pytest.mark.parametrize(("workload", "name"), CELLS)
+def test_every_drawn_plan_can_run_and_be_predicted(workload, name):
+    simulator, plans = drawn(workload, name, 40)
     for plan in plans:
         plan.validate(num_ranks=len(simulator.costs.cluster.devices), global_batch=simulator.info.global_batch)
         plan.check_runnable()
@@ -73,7 +82,7 @@ def test_every_drawn_plan_can_run_and_be_predicted(workload, mix):
 
 
 def test_the_lab_part_turns_every_knob():
-    plans = [plan for workload in WORKLOADS for mix in CLUSTERS for plan in drawn(workload, mix, PLANS_PER_CELL)[1]]
+    plans = [plan for workload in WORKLOADS for name in CLUSTERS for plan in drawn(workload, name, PLANS_PER_CELL)[1]]
     assert len(plans) >= 60
     counts = {knob: sum(map(turns, plans)) for knob, turns in KNOBS.items()}
     assert min(counts.values()) >= 2, counts

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from autotune.online.features import CANDIDATE_FEATURES, WINDOW_FEATURES
+from autotune.workloads.cluster import load_cluster
+from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
+from autotune.workloads.scenario import ChangingCluster
+from autotune.workloads.scenario_file import load_scenario
 from tests.benchmarks import meta_lab, split_runs
 from tests.benchmarks.drift import PARTS, UNCHANGED, DriftRun, Traced, best_first, chosen
 from tests.benchmarks.enemies import STEPS, TRACES, Enemy
 from tests.benchmarks.meta_lab import LabWindow
 from tests.benchmarks.split_runs import EVEN, RETUNED, Balance, Curve, Disturbed
-from workloads.cluster import load_cluster
-from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
-from workloads.trace import ChangingMix
-from workloads.trace_file import load_trace
 
 PLAN = Plan(batch=BatchPlan(samples=(4, 4)))
 
@@ -80,9 +80,9 @@ def test_disturbances_are_drawn_apart_and_make_a_trace(tmp_path: Path) -> None:
     assert len(found) >= 2
     assert all(later - earlier > 16 for (earlier, _), (later, _) in pairwise(found))
     split_runs.write_trace(tmp_path / "disturbance.toml")
-    mix = ChangingMix(load_cluster("mixed4"), load_trace(str(tmp_path / "disturbance.toml")))
+    cluster = ChangingCluster(load_cluster("mixed4"), load_scenario(str(tmp_path / "disturbance.toml")))
     step, rank = found[0]
-    before, during, after = (mix.at(at).devices[rank].flops_per_s for at in (step - 1, step, step + 16))
+    before, during, after = (cluster.at(at).devices[rank].flops_per_s for at in (step - 1, step, step + 16))
     assert before == after
     assert during == pytest.approx((before or 0.0) / 3, rel=1e-3)
 
@@ -97,8 +97,10 @@ def test_losses_are_compared_step_by_step_and_drawn() -> None:
 
 
 @pytest.mark.parametrize("enemy", [name for name in STEPS if name != "liar"])
-def test_enemies_are_traces(enemy: str) -> None:
-    mixes = ChangingMix(load_cluster("mixed4"), load_trace(str(TRACES / f"{enemy}.toml"))).course([1.0] * STEPS[enemy])
+def test_adversarial_scenarios_are_traces(enemy: str) -> None:
+    mixes = ChangingCluster(load_cluster("mixed4"), load_scenario(str(TRACES / f"{enemy}.toml"))).course(
+        [1.0] * STEPS[enemy]
+    )
     assert len(set(mixes)) == 2
 
 

@@ -13,10 +13,10 @@ import pytest
 
 from autotune.simulate.engine import simulate
 from autotune.simulate.tasks import TaskList, make_site
+from autotune.workloads.cluster import load_cluster
+from autotune.workloads.plan import BatchPlan, CommPlan, Plan
+from autotune.workloads.split import bounds, proportional
 from tests.autotune.simulate.test_closed_forms import make_graph, make_simulator
-from workloads.cluster import load_cluster
-from workloads.plan import BatchPlan, CommPlan, Plan
-from workloads.split import bounds, proportional
 
 pytestmark = pytest.mark.slow
 
@@ -87,13 +87,13 @@ def ladder(num_tasks):
 PROGRAM = """
 import json, resource, time
 from dataclasses import replace
-from autotune.bench import capture_workload
-from autotune.simulate.cost_model import cost_model
+from autotune.jobs.context import capture_workload
+from autotune.simulate.cost_sources import cost_model
 from autotune.simulate.simulator import Simulator
-from results.record import WorkloadInfo
-from workloads.cluster import Cluster, Device, Host, Link
-from workloads.plan import BatchPlan, CommPlan, Plan
-from workloads.registry import load_workload
+from autotune.results.store.record import WorkloadInfo
+from autotune.workloads.cluster import Cluster, Device, Host, Link
+from autotune.workloads.plan import BatchPlan, CommPlan, Plan
+from autotune.workloads.registry import load_workload
 
 graph = capture_workload(load_workload("gpt", {}), 0)
 hosts = tuple(

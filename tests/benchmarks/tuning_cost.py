@@ -20,25 +20,25 @@ from typing import Any
 
 import optuna
 
-from autotune.bench import capture_workload
-from autotune.contest import fastest
-from autotune.evaluate import ReplayedEvaluator
-from autotune.runtime.trial import Effort
+from autotune.jobs.context import capture_workload
+from autotune.jobs.evaluate import ReplayedEvaluator
+from autotune.jobs.study import as_record
+from autotune.results.judge.selection import fastest
+from autotune.results.judge.stats import Ratio
+from autotune.results.store.environment import describe_environment
+from autotune.results.store.record import TrialRecord
+from autotune.results.store.store import read_json, write_json
+from autotune.runtime.trial.runner import Budget
 from autotune.search.ranking import Ranking
-from autotune.simulate.cost_model import cost_model
+from autotune.simulate.cost_sources import cost_model
 from autotune.simulate.simulator import Simulator
-from autotune.space import Proposal, Space, max_bucket_log2
-from autotune.study import as_record
-from results.environment import describe_environment
-from results.published_table import put_between
-from results.record import TrialRecord
-from results.stats import Ratio
-from results.store import read_json, write_json
+from autotune.space.space import Proposal, Space, max_bucket_log2
+from autotune.workloads.plan import LOSSLESS_CODECS, Plan
+from autotune.workloads.registry import load_workload
+from autotune.workloads.split import bounds
 from tests.benchmarks.measured import MeasuredPlans
 from tests.benchmarks.prediction import PAGE, PROGRAM, ROOT, in_lab, lab
-from workloads.plan import LOSSLESS_CODECS, Plan
-from workloads.registry import load_workload
-from workloads.split import bounds
+from tests.benchmarks.published_table import put_between
 
 PUBLISHED = ROOT / "results" / "published" / "tuning-cost"
 LIVE = "tests.benchmarks.programs.live_tuning"
@@ -46,7 +46,7 @@ LIVE = "tests.benchmarks.programs.live_tuning"
 CELLS = (("vgg", "mixed4"), ("gpt", "mixed-both4"), ("resnet", "slow-link4"))
 SEEDS = range(5)
 STEPS = 200
-EFFORT = Effort(warmup=2, steps=3, timeout_s=120)
+EFFORT = Budget(warmup=2, steps=3, timeout_s=120)
 NEAR = 0.95
 
 

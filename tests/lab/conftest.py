@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.lab import kernel
-from workloads.errors import SpecError
+from autotune.workloads.errors import SpecError
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

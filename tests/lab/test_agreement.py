@@ -14,12 +14,12 @@ import pytest
 
 from autotune.lab import manage
 from autotune.lab.hosts import Lab, lab_of
-from results.environment import describe_environment
-from results.stats import spearman
-from results.store import write_json
+from autotune.results.judge.stats import spearman
+from autotune.results.store.environment import describe_environment
+from autotune.results.store.store import write_json
+from autotune.workloads.cluster import CLUSTER_FOLDER, load_cluster
 from tests.lab.test_lab import autotune
 from tests.mpi.launch import ROOT, mpirun
-from workloads.cluster import CLUSTER_FOLDER, load_cluster
 
 PROGRAM = str(ROOT / "tests" / "lab" / "programs" / "rank_plans.py")
 PUBLISH = "AUTOTUNE_PUBLISH"
@@ -27,7 +27,7 @@ PUBLISH = "AUTOTUNE_PUBLISH"
 
 
 @pytest.fixture
-def mix(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """The hosts and links of a shipped mix, with devices on which one split of 16 samples is clearly the best.
 
     Their speeds are as 6 to 5 to 3 to 2, and a quarter of the shipped ones, so that 16 samples take as long as 64. On the
@@ -46,20 +46,20 @@ def mix(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("mix", ["mixed4", "mixed-both4"], indirect=True)
-def test_paced_and_lab_agree(mix: Path, tmp_path: Path) -> None:
-    done = mpirun(4, PROGRAM, str(mix), str(tmp_path), cwd=tmp_path, timeout_s=400)
+@pytest.mark.parametrize("cluster", ["mixed4", "mixed-both4"], indirect=True)
+def test_paced_and_lab_agree(cluster: Path, tmp_path: Path) -> None:
+    done = mpirun(4, PROGRAM, str(cluster), str(tmp_path), cwd=tmp_path, timeout_s=400)
     assert done.code == 0, done.err
     paced = json.loads(done.out)
-    manage.up(lab_of(load_cluster(str(mix)), "tc"))
-    job = (sys.executable, PROGRAM, str(mix), str(tmp_path))
+    manage.up(lab_of(load_cluster(str(cluster)), "tc"))
+    job = (sys.executable, PROGRAM, str(cluster), str(tmp_path))
     ran = autotune("lab", "run", "--name", "tc", "--", *job, cwd=tmp_path, timeout_s=400)
     assert ran.returncode == 0, ran.stderr
     lab = json.loads(ran.stdout)
     assert (paced["label"], lab["label"]) == ("emulated", "lab, paced devices")
     found = agreement(paced, lab)
     if os.environ.get(PUBLISH):
-        keep(mix.stem, found)
+        keep(cluster.stem, found)
     assert found["spearman"] >= 0.8, found
     assert found["largest_difference_of_best_split"] <= 1, found
 

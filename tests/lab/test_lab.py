@@ -18,11 +18,11 @@ import pytest
 from autotune.lab import kernel, manage
 from autotune.lab.hosts import Lab, LabHost, lab_of
 from autotune.lab.limits import as_lab_host, lab_group, set_limits
+from autotune.workloads.cluster import load_cluster
+from autotune.workloads.errors import SpecError
+from autotune.workloads.scenario import ChangingCluster
+from autotune.workloads.scenario_file import parse_scenario
 from tests.mpi.launch import ROOT
-from workloads.cluster import load_cluster
-from workloads.errors import SpecError
-from workloads.trace import ChangingMix
-from workloads.trace_file import parse_trace
 
 NAMES = ("ta", "tb")
 CLUSTER = """
@@ -93,7 +93,7 @@ def bandwidth(lab: Lab, source: LabHost, target: LabHost, num_bytes: int) -> flo
     return float(out)
 
 
-def settles(measure: Callable[[], float], expected: float, rel: float) -> float:
+def flushes(measure: Callable[[], float], expected: float, rel: float) -> float:
     """What is measured, up to three times: a busy machine can only take away from what a limit allows."""
     for _ in range(3):
         if (value := measure()) == pytest.approx(expected, rel=rel):
@@ -116,25 +116,25 @@ def test_bandwidth_and_quota_are_what_was_asked(cluster: Path) -> None:
     lab = lab_of(load_cluster(str(cluster)), "ta")
     manage.up(lab)
     alpha, beta = lab.hosts
-    assert settles(lambda: bandwidth(lab, alpha, beta, 25_000_000), 25e6, 0.05) == pytest.approx(25e6, rel=0.05)
-    assert settles(lambda: bandwidth(lab, beta, alpha, 50_000_000), 50e6, 0.05) == pytest.approx(50e6, rel=0.05)
-    assert settles(lambda: share_of_a_core(lab, alpha), 0.5, 0.1) == pytest.approx(0.5, rel=0.1)
+    assert flushes(lambda: bandwidth(lab, alpha, beta, 25_000_000), 25e6, 0.05) == pytest.approx(25e6, rel=0.05)
+    assert flushes(lambda: bandwidth(lab, beta, alpha, 50_000_000), 50e6, 0.05) == pytest.approx(50e6, rel=0.05)
+    assert flushes(lambda: share_of_a_core(lab, alpha), 0.5, 0.1) == pytest.approx(0.5, rel=0.1)
 
 
 def test_a_trace_changes_real_limits_and_the_next_job_starts_from_the_stated_ones(cluster: Path) -> None:
-    mix = dataclasses.replace(load_cluster(str(cluster)), in_lab=True)
-    lab = lab_of(mix, "ta")
+    cluster = dataclasses.replace(load_cluster(str(cluster)), in_lab=True)
+    lab = lab_of(cluster, "ta")
     manage.up(lab)
     alpha, beta = lab.hosts
     tables = {"change": [{"at": 0, "host": "alpha", "bandwidth": 0.5}, {"at": 0, "host": "alpha", "cpus": 0.25}]}
-    slowed = ChangingMix(mix, parse_trace(tables, where="t", name="t")).at(0)
+    slowed = ChangingCluster(cluster, parse_scenario(tables, where="t", name="t")).at(0)
     set_limits(lab, as_lab_host(alpha, slowed.hosts[0]))
-    assert settles(lambda: bandwidth(lab, alpha, beta, 8_000_000), 12.5e6, 0.05) == pytest.approx(12.5e6, rel=0.05)
-    assert settles(lambda: share_of_a_core(lab, alpha), 0.25, 0.1) == pytest.approx(0.25, rel=0.1)
+    assert flushes(lambda: bandwidth(lab, alpha, beta, 8_000_000), 12.5e6, 0.05) == pytest.approx(12.5e6, rel=0.05)
+    assert flushes(lambda: share_of_a_core(lab, alpha), 0.25, 0.1) == pytest.approx(0.25, rel=0.1)
     done = autotune("lab", "run", "--name", "ta", "--", "true")
     assert done.returncode == 0, done.stderr
-    assert settles(lambda: bandwidth(lab, alpha, beta, 16_000_000), 25e6, 0.05) == pytest.approx(25e6, rel=0.05)
-    assert settles(lambda: share_of_a_core(lab, alpha), 0.5, 0.1) == pytest.approx(0.5, rel=0.1)
+    assert flushes(lambda: bandwidth(lab, alpha, beta, 16_000_000), 25e6, 0.05) == pytest.approx(25e6, rel=0.05)
+    assert flushes(lambda: share_of_a_core(lab, alpha), 0.5, 0.1) == pytest.approx(0.5, rel=0.1)
 
 
 def test_eight_hosts_are_up_within_five_seconds_and_gone_after_down(cluster: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_sweep_and_a_replayed_trace_run_over_the_labs_network(cluster: Path, t
     assert done.returncode == 0, done.stderr
     before, during = json.loads(done.stdout)["stretches"]
     assert during["step_s"] > 5 * before["step_s"]
-    assert settles(lambda: bandwidth(lab, lab.hosts[1], lab.hosts[0], 16_000_000), 50e6, 0.05) == pytest.approx(
+    assert flushes(lambda: bandwidth(lab, lab.hosts[1], lab.hosts[0], 16_000_000), 50e6, 0.05) == pytest.approx(
         50e6, rel=0.05
     ), "put back"
 

@@ -19,13 +19,13 @@ import pytest
 from autotune.lab import manage
 from autotune.lab.hosts import Lab, LabHost, lab_of
 from autotune.lab.limits import MTU, run_tool, set_limits
-from results.profile import Profile
-from results.profile_file import load_profile
+from autotune.results.store.profile import Profile
+from autotune.results.store.profile_file import load_profile
+from autotune.workloads.cluster import load_cluster
 from tests.lab.test_lab import autotune, on
 from tests.mpi.launch import ROOT
 from tests.mpi.test_profile import keep
 from tests.profile_errors import link_errors, publishing
-from workloads.cluster import load_cluster
 
 NAME = "pf"
 DELAY_LINE = ROOT / "tests" / "lab" / "programs" / "delay_line.py"

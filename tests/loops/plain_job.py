@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
-from workloads.plan import Plan
+from autotune.workloads.plan import Plan
 
 
 class PlainJob:

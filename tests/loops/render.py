@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 {imports}
 import autotune
-from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
+from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
 
 RANKS = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
 SAMPLES = {samples}[RANKS]

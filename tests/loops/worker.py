@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
+from autotune.workloads.errors import SpecError
 from tests.loops.description import Loop
 from tests.loops.plain_job import PlainJob
 from tests.loops.render import render
-from workloads.errors import SpecError
 
 REAL = ("ranks", "moved", "alone")
 LIMIT_S = 60.0

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from results.record import BestPlan
-from results.store import write_json
+from autotune.results.store.record import BestPlan
+from autotune.results.store.store import write_json
+from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
 from tests.mpi.launch import ROOT, mpirun
-from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
 
 EXAMPLES = ROOT / "examples"
 PLANS = {
@@ -61,7 +61,7 @@ import sys
 import torch
 from torch import nn
 from autotune.api import parallelize
-from workloads.plan import BatchPlan, CommPlan, Plan
+from autotune.workloads.plan import BatchPlan, CommPlan, Plan
 
 model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -93,7 +93,7 @@ import sys
 import torch
 from torch import nn
 from autotune.api import parallelize
-from workloads.plan import BatchPlan, CommPlan, Plan
+from autotune.workloads.plan import BatchPlan, CommPlan, Plan
 
 samples = tuple(int(count) for count in sys.argv[1].split(","))
 data = torch.utils.data.TensorDataset(torch.randn(50, 4, generator=torch.Generator().manual_seed(0)).double())

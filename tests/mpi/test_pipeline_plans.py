@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from autotune.job import Job
-from autotune.predict import Predictor, make_predictors
-from autotune.question import Question
-from results.record import BestPlan
-from results.store import write_json
+from autotune.jobs.job import Job
+from autotune.jobs.predict import Predictor, make_predictors
+from autotune.jobs.question import Question
+from autotune.results.store.record import BestPlan
+from autotune.results.store.store import write_json
+from autotune.workloads.plan import BatchPlan, PipelinePlan, Plan
 from tests.mpi.launch import autotune
-from workloads.plan import BatchPlan, PipelinePlan, Plan
 
 PROGRAMS = Path(__file__).parent / "programs"
 SLOW_LINKS = """
@@ -106,7 +106,7 @@ def test_a_sweep_finds_stages_where_links_are_slow(tmp_path: Path) -> None:
             record["predicted"]["peak_memory_bytes"], rel=0.1
         )
         assert record["breakdown"] is not None
-    best = next(row for row in json.loads(done.out)["contest"] if row["name"] == "best plan")
+    best = next(row for row in json.loads(done.out)["comparison"] if row["name"] == "best plan")
     assert best["plan"]["pipeline"] is not None
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from profilers.perfetto import read_trace
-from results.environment import describe_environment
-from results.fits import Source
-from results.profile import Profile
-from results.profile_file import load_profile
-from results.store import write_json
+from autotune.profilers.perfetto import read_trace
+from autotune.results.store.environment import describe_environment
+from autotune.results.store.fits import Source
+from autotune.results.store.profile import Profile
+from autotune.results.store.profile_file import load_profile
+from autotune.results.store.store import write_json
 from tests.mpi.launch import ROOT, Finished, autotune, mpirun, refused
 from tests.profile_errors import PUBLISHED, link_errors, publishing
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from results.series import Runs
-from results.store import read_json
+from autotune.results.judge.series import Runs
+from autotune.results.store.store import read_json
+from autotune.workloads.errors import SpecError
 from tests.benchmarks import revisions
 from tests.mpi.launch import ROOT
-from workloads.errors import SpecError
 
 PAIR = str(ROOT / "tests" / "benchmarks" / "clusters" / "pair.toml")
 PACKAGES = ("autotune", "profilers", "results", "workloads")
@@ -74,7 +74,7 @@ def test_a_revision_against_itself_is_exit_0(capsys: pytest.CaptureFixture[str])
 @pytest.mark.timeout(120)
 def test_a_revision_that_cannot_run_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = copy_of_the_packages(tmp_path / "broken")
-    (broken / "autotune" / "bench.py").write_text("raise RuntimeError('half written')\n")
+    (broken / "autotune" / "jobs" / "context.py").write_text("raise RuntimeError('half written')\n")
     assert revisions.main([str(ROOT), str(broken), *EFFORT]) == 1
     told = capsys.readouterr()
     assert told.out == ""
@@ -97,23 +97,23 @@ def test_a_revision_is_taken_from_git_without_touching_the_repository(tmp_path: 
         pytest.skip("not a git checkout")
     before = subprocess.run(["git", "worktree", "list"], cwd=ROOT, check=True, capture_output=True).stdout
     folder = revisions.check_out("HEAD", tmp_path / "head")
-    assert (folder / "autotune" / "bench.py").exists()
+    assert (folder / "autotune" / "jobs" / "context.py").exists()
     assert subprocess.run(["git", "worktree", "list"], cwd=ROOT, check=True, capture_output=True).stdout == before
 
 
 def test_both_jobs_get_the_same_cluster_file() -> None:
     options = revisions.parse(["a", "b"])
-    mix, arguments = revisions._job_arguments(options)
+    cluster, arguments = revisions._job_arguments(options)
     assert arguments == ["vgg", str(ROOT / "workloads" / "clusters" / "mixed4.toml")]
-    assert len(mix.devices) == 4
+    assert len(cluster.devices) == 4
 
 
-def test_a_mix_of_any_size_runs_on_two_ranks() -> None:
+def test_a_cluster_of_any_size_runs_on_two_ranks() -> None:
     options: argparse.Namespace = revisions.parse(["a", "b", "vgg", "this-machine"])
     assert len(revisions._job_arguments(options)[0].devices) == 2
 
 
-def test_an_unknown_mix_is_refused() -> None:
+def test_an_unknown_cluster_is_refused() -> None:
     with pytest.raises(SpecError, match="did you mean 'mixed4'"):
         revisions._job_arguments(revisions.parse(["a", "b", "vgg", "mixd4"]))
 

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 import torch
 
-from results.record import BestPlan
-from results.store import write_json
+from autotune.results.store.record import BestPlan
+from autotune.results.store.store import write_json
+from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
 from tests.mpi.launch import ROOT, mpirun, start
-from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
 
 EXAMPLES = ROOT / "examples"
 PROGRAMS = ROOT / "tests" / "mpi" / "programs"

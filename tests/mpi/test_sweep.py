@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from autotune.bench import capture_workload
-from profilers.perfetto import read_trace
-from profilers.ranges import PHASES
-from profilers.timeline import Timeline
+from autotune.jobs.context import capture_workload
+from autotune.profilers.perfetto import read_trace
+from autotune.profilers.ranges import PHASES
+from autotune.profilers.timeline import Timeline
+from autotune.workloads.registry import load_workload
 from tests.mpi.launch import ROOT, autotune, refused
-from workloads.registry import load_workload
 
 QUICK = ("--trials", "3", "--steps", "2", "--rounds", "2", "--json")
 
@@ -43,13 +43,13 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
 
 
 @pytest.mark.mpi
-def test_a_sweep_of_two_mixes_is_kept_and_reported(swept: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_a_sweep_of_two_clusters_is_kept_and_reported(swept: tuple[Path, list[dict[str, Any]]]) -> None:
     folder, reports = swept
     assert [report["cluster"] for report in reports] == ["uniform4-first2", "mixed4-first2"]
     for report in reports:
         assert report["workload"] == "own_workload:factory,width=256"
         assert report["label"] == "emulated"
-        assert [row["name"] for row in report["contest"]] == ["DDP default", "DDP tuned by hand", "best plan"]
+        assert [row["name"] for row in report["comparison"]] == ["DDP default", "DDP tuned by hand", "best plan"]
         assert report["trials"][0]["cpu_s_per_step"] > 0
     assert read(folder, "report") == sorted(reports, key=lambda report: report["cluster"])
     timelines = sorted(folder.glob("results/data/*/mixed4-first2/timelines/*.json"))

@@ -8,12 +8,12 @@ from itertools import pairwise
 
 import pytest
 
-from profilers import timeline as timelines
-from profilers.activity import Activity
-from profilers.breakdown import Breakdown, Parts, RankBreakdown, break_down, largest_costs
-from profilers.critical_path import CriticalPath, Segment, critical_path
-from profilers.timeline import Span, Timeline
-from workloads.errors import SpecError
+from autotune.profilers import timeline as timelines
+from autotune.profilers.activity import Activity
+from autotune.profilers.breakdown import Breakdown, Parts, RankBreakdown, break_down, largest_costs
+from autotune.profilers.critical_path import CriticalPath, Segment, critical_path
+from autotune.profilers.timeline import Span, Timeline
+from autotune.workloads.errors import SpecError
 
 NUM_RANDOM = 1_000
 COMPUTE, DATA, COMMUNICATION, STRAGGLER, OTHER = Activity

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profilers.fit import Line, fit_line
+from autotune.profilers.fit import Line, fit_line
 
 SIZES = [4.0, 512.0, 2048.0, 8192.0, 32768.0, 131072.0, 524288.0, 2097152.0, 8388608.0]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from profilers.amd import open_amd
-from profilers.host import PackageEnergy, Share, open_host
-from profilers.observer import Observer, Sampler, Unavailable
+from autotune.profilers.amd import open_amd
+from autotune.profilers.host import PackageEnergy, Share, open_host
+from autotune.profilers.observer import Observer, Sampler, Unavailable
 
 AMD_ADDRESS = "0000:03:00.0"
 OTHER_ADDRESS = "0000:c3:00.0"
@@ -68,7 +68,7 @@ def test_the_load_of_the_process_is_its_cpu_time_over_the_clock(
 ) -> None:
     """0.15 s of CPU in 0.1 s is one core and a half."""
     cpu_s, now_s = iter([7.0, 7.15, 7.16]), iter([100.0, 100.1, 100.12])
-    monkeypatch.setattr("profilers.host.time.process_time", lambda: next(cpu_s))
+    monkeypatch.setattr("autotune.profilers.host.time.process_time", lambda: next(cpu_s))
     opened = open_host(host_wide=False, clock=lambda: next(now_s), sysfs=tmp_path)
     assert opened.sample()["process_cpu"] == pytest.approx(150.0)
     assert "process_cpu" not in opened.sample()  # 20 ms say nothing
@@ -84,7 +84,7 @@ def test_the_load_of_the_host_is_busy_over_total_time_of_all_cores(monkeypatch: 
         def _asdict(self) -> dict[str, float]:
             return next(times)
 
-    monkeypatch.setattr("profilers.host.psutil.cpu_times", Times)
+    monkeypatch.setattr("autotune.profilers.host.psutil.cpu_times", Times)
     opened = open_host()
     assert opened.sample()["host_cpu"] == pytest.approx(50.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from profilers.links import (
+from autotune.profilers.links import (
     ALL_GATHER,
     ALL_REDUCE,
     BROADCAST,

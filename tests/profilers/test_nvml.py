@@ -16,8 +16,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from profilers.nvml import THROTTLE_REASONS, UNITS, open_nvml, throttle_reasons
-from profilers.observer import MeteredDevice, Observer, Sampler, Unavailable
+from autotune.profilers.nvml import THROTTLE_REASONS, UNITS, open_nvml, throttle_reasons
+from autotune.profilers.observer import MeteredDevice, Observer, Sampler, Unavailable
 from tests.profilers.fake_nvml import FIRST, SECOND, build_library
 
 ROOT = Path(__file__).parents[2]
@@ -333,8 +333,8 @@ def test_nvml_is_shut_down_once_for_each_device_that_was_opened(monkeypatch: pyt
 
 PROGRAM = """
 import contextlib, json, sys, time
-from profilers.nvml import open_nvml
-from profilers.observer import Sampler
+from autotune.profilers.nvml import open_nvml
+from autotune.profilers.observer import Sampler
 
 def enough(sampler):
     lost = not any(metric.available for metric in sampler.metrics)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from profilers.amd import open_amd
-from profilers.host import open_host
-from profilers.nvml import open_nvml
-from profilers.observer import (
+from autotune.profilers.amd import open_amd
+from autotune.profilers.host import open_host
+from autotune.profilers.nvml import open_nvml
+from autotune.profilers.observer import (
     Integral,
     Meter,
     MeteredDevice,
@@ -26,10 +26,10 @@ from profilers.observer import (
     describe,
     pause_s,
 )
-from profilers.timeline import Counter
+from autotune.profilers.timeline import Counter
+from autotune.workloads.errors import SpecError
 from tests.profilers.test_host import AMD_ADDRESS, write_amd
 from tests.profilers.test_nvml import UUID, a100, load
-from workloads.errors import SpecError
 
 
 class FakeClock:

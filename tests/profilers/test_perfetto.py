@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from profilers.perfetto import check_trace_file, read_trace, write_trace
-from profilers.timeline import Counter, Span, Timeline
-from workloads.errors import SpecError
+from autotune.profilers.perfetto import check_trace_file, read_trace, write_trace
+from autotune.profilers.timeline import Counter, Span, Timeline
+from autotune.workloads.errors import SpecError
 
 NUM_RANDOM = 150
 NS = 1e-9

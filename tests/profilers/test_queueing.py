@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from profilers.queueing import Queueing, queueing
-from profilers.timeline import Span, Timeline
+from autotune.profilers.queueing import Queueing, queueing
+from autotune.profilers.timeline import Span, Timeline
 
 
 def part(rank: int, ready_s: float, sent_s: float, op: str = "unit 0 part 0") -> list[Span]:

@@ -7,8 +7,8 @@ from dataclasses import astuple, replace
 
 import pytest
 
-from profilers.step_stats import PACKED_BYTES, Part, PartSums, StepStats
-from workloads.errors import SpecError
+from autotune.profilers.step_stats import PACKED_BYTES, Part, PartSums, StepStats
+from autotune.workloads.errors import SpecError
 
 STEP = StepStats(
     rank=3,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from profilers.timeline import Span, Timeline
+from autotune.profilers.timeline import Span, Timeline
 
 
 def span(rank: int, start_s: float, end_s: float, kind: str = "forward") -> Span:

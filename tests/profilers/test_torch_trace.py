@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.profiler import record_function
 
-from profilers import ranges as ranges_module
-from profilers.ranges import PHASES, Ranges, range_name, read_range
-from profilers.timeline import Span
-from profilers.torch_trace import SHORTEST_S, OpTrace, spans_of, wall_clock_ahead_s
+from autotune.profilers import ranges as ranges_module
+from autotune.profilers.ranges import PHASES, Ranges, range_name, read_range
+from autotune.profilers.timeline import Span
+from autotune.profilers.torch_trace import SHORTEST_S, OpTrace, spans_of, wall_clock_ahead_s
 
 
 def named(spans: tuple[Span, ...], lane: str) -> dict[str, Span]:
@@ -113,7 +113,7 @@ def test_the_least_disturbed_reading_of_two_clocks_counts(monkeypatch: pytest.Mo
     monotonic = iter([0.0, 9.0, 10.0, 14.0, 20.0, 20.0, 30.0, 31.0, 40.0, 48.0])
     wall = iter([1000.0, 1010.0, 1021.0, 1030.0, 1040.0])
     fake = SimpleNamespace(monotonic=lambda: next(monotonic), time=lambda: next(wall))
-    monkeypatch.setattr("profilers.torch_trace.time", fake)
+    monkeypatch.setattr("autotune.profilers.torch_trace.time", fake)
     assert wall_clock_ahead_s() == 1001.0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from results.record import (
+from autotune.results.store.record import (
     AGAIN,
     BEST,
     DDP_DEFAULT,
@@ -21,8 +21,8 @@ from results.record import (
     TrialState,
     WorkloadInfo,
 )
-from workloads.cluster import load_cluster
-from workloads.plan import MIB, BatchPlan, CommPlan, CompressionPlan, PipelinePlan, Plan, default_plan
+from autotune.workloads.cluster import load_cluster
+from autotune.workloads.plan import MIB, BatchPlan, CommPlan, CompressionPlan, PipelinePlan, Plan, default_plan
 
 GLOBAL_BATCH = 64
 EVEN, FAIR = (16, 16, 16, 16), (27, 18, 13, 6)

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from workloads.block_file import block_graph, graph_data, read_block_graph
-from workloads.blocks import Block, BlockGraph, split_backward
-from workloads.errors import SpecError
+from autotune.workloads.block_file import block_graph, graph_data, read_block_graph
+from autotune.workloads.blocks import Block, BlockGraph, split_backward
+from autotune.workloads.errors import SpecError
 
 TWO = {
     "devices": 2,

@@ -13,11 +13,11 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from workloads.capture import LOSS, MODEL, SavedTensorMeter, capture
-from workloads.graph import Edge, Op, OpGraph, Parameter
-from workloads.registry import load_workload
-from workloads.serial import digest
-from workloads.workload import Workload
+from autotune.workloads.capture import LOSS, MODEL, SavedTensorMeter, capture
+from autotune.workloads.graph import Edge, Op, OpGraph, Parameter
+from autotune.workloads.registry import load_workload
+from autotune.workloads.serial import digest
+from autotune.workloads.workload import Workload
 
 FLOAT = 4
 

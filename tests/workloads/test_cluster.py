@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from workloads.cluster import Cluster, Device, Host, Link, cluster_names, load_cluster, stated_name
-from workloads.errors import SpecError
-from workloads.serial import from_data, to_data
+from autotune.workloads.cluster import Cluster, Device, Host, Link, cluster_names, load_cluster, stated_name
+from autotune.workloads.errors import SpecError
+from autotune.workloads.serial import from_data, to_data
 
 GBIT = 125e6
 
@@ -56,7 +56,7 @@ def refusal(folder: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize("name", cluster_names())
-def test_every_shipped_mix_loads_under_its_own_name_and_says_what_it_is(name: str) -> None:
+def test_every_shipped_cluster_loads_under_its_own_name_and_says_what_it_is(name: str) -> None:
     cluster = load_cluster(name)
     assert cluster.name == name
     assert cluster.description
@@ -64,14 +64,14 @@ def test_every_shipped_mix_loads_under_its_own_name_and_says_what_it_is(name: st
 
 
 @pytest.mark.parametrize("name", cluster_names())
-def test_every_shipped_mix_survives_json(name: str) -> None:
+def test_every_shipped_cluster_survives_json(name: str) -> None:
     cluster = load_cluster(name)
     again = from_data(Cluster, json.loads(json.dumps(to_data(cluster))), "cluster")
     assert again == cluster
     assert again.fingerprint() == cluster.fingerprint()
 
 
-def test_the_shipped_mixes_have_different_fingerprints() -> None:
+def test_the_shipped_clusters_have_different_fingerprints() -> None:
     assert len({load_cluster(name).fingerprint() for name in cluster_names()}) == len(cluster_names())
 
 
@@ -111,7 +111,7 @@ def test_two_fast_two_slow_puts_two_ranks_on_each_of_two_hosts() -> None:
     assert [device.name for device in cluster.devices] == ["fast", "fast", "slow", "slow"]
 
 
-def test_figures_of_an_emulated_mix_are_labelled_so() -> None:
+def test_figures_of_an_emulated_cluster_are_labelled_so() -> None:
     assert load_cluster("mixed4").label == "emulated"
     assert load_cluster("this-machine").label == "measured on this machine"
 
@@ -138,7 +138,7 @@ def test_a_file_may_name_itself(tmp_path: Path) -> None:
     assert load_cluster(write(tmp_path, 'name = "lab"\n' + GOOD)).name == "lab"
 
 
-def test_an_unknown_mix_suggests_the_nearest() -> None:
+def test_an_unknown_cluster_suggests_the_nearest() -> None:
     with pytest.raises(
         SpecError, match=r"unknown cluster 'mixed5': did you mean 'mixed4'\? \(your own: --cluster FILE"
     ):
@@ -319,7 +319,7 @@ def test_whatever_changes_the_times_changes_the_fingerprint(tmp_path: Path, old:
 # --- fewer, more, any number of ranks ----------------------------------------------------------------------------------
 
 
-def test_as_many_ranks_as_devices_leave_the_mix_as_it_is() -> None:
+def test_as_many_ranks_as_devices_leave_the_cluster_as_it_is() -> None:
     assert load_cluster("mixed4").for_ranks(4) == load_cluster("mixed4")
 
 
@@ -357,20 +357,20 @@ def test_this_machine_has_as_many_devices_as_the_job_has_ranks(num_ranks: int) -
     assert cluster.for_ranks(num_ranks) == cluster
 
 
-def test_this_machine_with_another_number_of_ranks_is_another_mix() -> None:
+def test_this_machine_with_another_number_of_ranks_is_another_cluster() -> None:
     """A plan for two ranks must not be kept where one for three was."""
     names = {load_cluster("this-machine").for_ranks(num_ranks).name for num_ranks in (1, 2, 3)}
     assert len(names) == 3
 
 
-def test_a_real_mix_is_named_for_the_hardware_its_ranks_found() -> None:
+def test_a_real_cluster_is_named_for_the_hardware_its_ranks_found() -> None:
     cluster = load_cluster("this-machine").for_ranks(2)
     here, there = cluster.on_hardware(["Xeon", "Xeon"]), cluster.on_hardware(["Xeon", "A100"])
     assert [device.name for device in there.devices] == ["Xeon", "A100"]
     assert here.fingerprint() != there.fingerprint()
 
 
-def test_an_emulated_mix_is_the_same_on_all_hardware() -> None:
+def test_an_emulated_cluster_is_the_same_on_all_hardware() -> None:
     cluster = load_cluster("mixed4")
     assert cluster.on_hardware(["Xeon"] * 4) == cluster
 

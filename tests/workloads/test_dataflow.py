@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workloads.capture import LOSS, MODEL, capture
-from workloads.dataflow import with_edges
-from workloads.graph import OpGraph
-from workloads.registry import load_workload
+from autotune.workloads.capture import LOSS, MODEL, capture
+from autotune.workloads.dataflow import with_edges
+from autotune.workloads.graph import OpGraph
+from autotune.workloads.registry import load_workload
 
 FLOAT = 4
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from workloads.errors import SpecError
-from workloads.workload import PLAIN_LOOP, Loop, check_loop, check_no_stages, loop_of
+from autotune.workloads.errors import SpecError
+from autotune.workloads.workload import PLAIN_LOOP, Loop, check_loop, check_no_stages, loop_of
 
 
 def workload(**stated: Any) -> Any:

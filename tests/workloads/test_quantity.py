@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from workloads.errors import SpecError
-from workloads.quantity import (
+from autotune.workloads.errors import SpecError
+from autotune.workloads.quantity import (
     BYTES,
     BYTES_PER_S,
     FLOPS_PER_S,

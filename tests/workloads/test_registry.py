@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from workloads.errors import SpecError
-from workloads.registry import check_workload_name, load_workload, split_workload, workload_names
-from workloads.workload import Workload
+from autotune.workloads.errors import SpecError
+from autotune.workloads.registry import check_workload_name, load_workload, split_workload, workload_names
+from autotune.workloads.workload import Workload
 
 OWN = """
 from dataclasses import dataclass
@@ -124,9 +124,7 @@ def test_a_name_like_no_other_lists_what_there_is() -> None:
 
 
 def test_a_name_can_be_checked_without_torch() -> None:
-    code = (
-        "import sys; from workloads.registry import check_workload_name as c; c('vgg'); print('torch' in sys.modules)"
-    )
+    code = "import sys; from autotune.workloads.registry import check_workload_name as c; c('vgg'); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from profilers.timeline import Span, Timeline
-from results.record import BestPlan, Comparison, Prediction, Role, StudyInfo, TrialRecord, TrialState
+from autotune.profilers.timeline import Span, Timeline
+from autotune.results.store.record import BestPlan, Comparison, Prediction, Role, StudyInfo, TrialRecord, TrialState
+from autotune.workloads.cluster import load_cluster
+from autotune.workloads.errors import SpecError
+from autotune.workloads.graph import Edge, Op, OpGraph, Parameter
+from autotune.workloads.plan import default_plan
+from autotune.workloads.serial import digest, from_data, to_data
 from tests.results import sample
-from workloads.cluster import load_cluster
-from workloads.errors import SpecError
-from workloads.graph import Edge, Op, OpGraph, Parameter
-from workloads.plan import default_plan
-from workloads.serial import digest, from_data, to_data
 
 
 def complete_record() -> TrialRecord:

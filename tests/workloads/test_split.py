@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.errors import AutotuneError, SpecError
-from workloads.split import Bounds, RankCost, balanced, bounds, even, proportional
+from autotune.workloads.errors import AutotuneError, SpecError
+from autotune.workloads.split import Bounds, RankCost, balanced, bounds, even, proportional
 
 NUM_CASES = 100_000
 NUM_SMALL_CASES = 1_500

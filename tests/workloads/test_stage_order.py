@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from workloads.errors import SpecError
-from workloads.stage_order import FORWARD, SEARCHED, as_text, check_order, is_split, stage_passes
+from autotune.workloads.errors import SpecError
+from autotune.workloads.stage_order import FORWARD, SEARCHED, as_text, check_order, is_split, stage_passes
 
 
 def most_held(passes) -> int:

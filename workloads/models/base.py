@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.optim import SGD, Optimizer
 from torch.utils.data import TensorDataset
 
-from workloads.errors import SpecError, unknown_name
+from autotune.workloads.errors import SpecError, unknown_name
 
 DATA_SEED = 1234
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

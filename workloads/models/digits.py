@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from workloads.errors import MissingDependencyError, SpecError
-from workloads.models.base import (
+from autotune.workloads.errors import MissingDependencyError, SpecError
+from autotune.workloads.models.base import (
     DATA_SEED,
     DTYPES,
     SupervisedWorkload,

@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.optim import AdamW, Optimizer
 from torch.utils.data import TensorDataset
 
-from workloads.models.base import DATA_SEED, DTYPES, SupervisedWorkload, batch_or_default, chosen
+from autotune.workloads.models.base import DATA_SEED, DTYPES, SupervisedWorkload, batch_or_default, chosen
 
 _SURPRISE = 0.2
 _INIT_STD = 0.02

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from workloads.models.base import ImageSize, SupervisedWorkload, chosen, image_workload, init_classifier
+from autotune.workloads.models.base import ImageSize, SupervisedWorkload, chosen, image_workload, init_classifier
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

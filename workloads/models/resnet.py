@@ -14,7 +14,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from workloads.models.base import ImageSize, SupervisedWorkload, chosen, image_workload, init_classifier
+from autotune.workloads.models.base import ImageSize, SupervisedWorkload, chosen, image_workload, init_classifier
 
 Norm = Callable[[int], nn.Module]
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from workloads.errors import SpecError
-from workloads.models.base import DTYPES, SupervisedWorkload, batch_or_default, chosen
-from workloads.models.gpt import GptSize, adamw, gpt
+from autotune.workloads.errors import SpecError
+from autotune.workloads.models.base import DTYPES, SupervisedWorkload, batch_or_default, chosen
+from autotune.workloads.models.gpt import GptSize, adamw, gpt
 
 SIZE = GptSize(vocabulary=256, num_tokens=32, width=64, num_heads=4, num_blocks=2)
 _HELD_OUT = 10
@@ -45,7 +45,11 @@ class TextWorkload(SupervisedWorkload):
 def read_bytes(path: str) -> Tensor:
     """The file's bytes as tokens; the shipped text if no path is given."""
     try:
-        raw = Path(path).read_bytes() if path else resources.files("workloads").joinpath("texts/docs.txt").read_bytes()
+        raw = (
+            Path(path).read_bytes()
+            if path
+            else resources.files("autotune.workloads").joinpath("texts/docs.txt").read_bytes()
+        )
     except OSError as error:
         raise SpecError(
             f"workload 'text' cannot read {path!r}: {error.strerror}: give a text file as --set path=…"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from autotune.online.candidates import candidates
-from autotune.online.known import Known
 from autotune.online.model_sizes import ModelSizes
+from autotune.online.priors import Known
 from autotune.online.simulated_steps import simulated_step
-from autotune.online.statistics import window
-from autotune.space import Space, max_bucket_log2, ways_to_send
+from autotune.online.window import window
+from autotune.space.space import Space, max_bucket_log2, ways_to_send
+from autotune.workloads.plan import LOSSLESS_CODECS
+from autotune.workloads.split import bounds
 from tests.autotune.simulate.test_closed_forms import MB, make_cluster, make_graph, make_simulator
-from workloads.plan import LOSSLESS_CODECS
-from workloads.split import bounds
 
 SAMPLES = (4, 4, 2, 2)
 GRAPH = make_graph(8, param_bytes=4 * MB)

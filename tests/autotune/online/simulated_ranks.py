@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from autotune.online.batch_controller import BatchController, Move
-from workloads.split import Bounds, RankCost, balanced, bounds, even
+from autotune.workloads.split import Bounds, RankCost, balanced, bounds, even
 
 Speeds = Callable[[int], Sequence[float]]
 """Samples per second of each rank in a step."""

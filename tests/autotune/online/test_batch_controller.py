@@ -8,12 +8,12 @@ from itertools import pairwise
 import pytest
 
 from autotune.online.batch_controller import BatchController
+from autotune.workloads.cluster import load_cluster
+from autotune.workloads.errors import InfeasiblePlanError, SpecError
+from autotune.workloads.scenario import ChangingCluster
+from autotune.workloads.scenario_file import load_scenario
+from autotune.workloads.split import Bounds, bounds
 from tests.autotune.online.simulated_ranks import Job
-from workloads.cluster import load_cluster
-from workloads.errors import InfeasiblePlanError, SpecError
-from workloads.split import Bounds, bounds
-from workloads.trace import ChangingMix
-from workloads.trace_file import load_trace
 
 FOUR_TIMES = [
     (4.0, 1.0),
@@ -74,12 +74,12 @@ def test_a_slow_step_is_undone_as_soon_as_the_next_shows_it_was_one() -> None:
 def test_a_busy_neighbour_is_followed_from_rank_to_rank() -> None:
     """The trace slows rank 0 three times from step 40 to 80, then rank 1 until 120; then it starts over at 160."""
     cluster = load_cluster("uniform4")
-    mix = ChangingMix(cluster, load_trace("busy-neighbour"))
+    changing = ChangingCluster(cluster, load_scenario("busy-neighbour"))
     stated = cluster.devices[0].flops_per_s
     assert stated is not None
 
     def speeds(step: int) -> list[float]:
-        return [(device.flops_per_s or 0.0) / stated for device in mix.at(step).devices]
+        return [(device.flops_per_s or 0.0) / stated for device in changing.at(step).devices]
 
     job = Job(speeds, noise=0.02, fixed_s=0.5).run(320)
     for change in (40, 80, 120, 200, 240, 280):
@@ -102,7 +102,7 @@ def test_a_rank_that_reports_half_its_time_is_found_out() -> None:
     assert job.splits[-1] == (16,) * 4
 
 
-def test_waits_that_scatter_do_not_make_a_rank_a_liar() -> None:
+def test_waits_that_scatter_do_not_make_a_rank_a_misreporting_rank() -> None:
     """A rank gets slower by little, again and again; each move promises hardly more than waits scatter by."""
     slower = [1.5 * 0.96 ** (step // 10) for step in range(200)]
     jobs = [
@@ -113,7 +113,7 @@ def test_waits_that_scatter_do_not_make_a_rank_a_liar() -> None:
     assert sum("back to the last split" in move.reason for move in moves) <= 0.02 * len(moves)
 
 
-def test_it_tries_a_liar_ever_more_rarely() -> None:
+def test_it_tries_a_misreporting_rank_ever_more_rarely() -> None:
     job = Job(steady((1.0,) * 4), reported=lambda rank, step: 0.5 if rank == 1 else 1.0).run(1000)
     tried = [step for step, move in job.moves if move.samples[1] > 16]
     gaps = [b - a for a, b in pairwise(tried)]
@@ -134,7 +134,7 @@ def test_a_rank_that_reports_more_than_a_step_takes_is_not_believed() -> None:
     assert Job(steady((1.0,) * 4), reported=lambda rank, step: 2.0 if rank == 1 else 1.0).run(100).moves == []
 
 
-def test_a_liar_who_is_slow_gets_less_all_the_same() -> None:
+def test_a_misreporting_rank_who_is_slow_gets_less_all_the_same() -> None:
     """It reports half of four times: too much work for it, but less than before."""
     job = Job(steady((4.0, 4.0, 4.0, 1.0)), reported=lambda rank, step: 0.5 if rank == 3 else 1.0).run(100)
     assert job.splits[-1][3] < 12

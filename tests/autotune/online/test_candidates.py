@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from autotune.online.candidates import Parts, candidates, default_candidate
+from autotune.online.message_layout import plan_shape
 from autotune.online.model_sizes import ModelSizes
-from autotune.online.plan_shape import plan_shape
+from autotune.workloads.errors import SpecError
+from autotune.workloads.plan import CODECS, ONE_ROUND_CODECS, default_plan
 from tests.autotune.online.jobs import GRAPH, SAMPLES, make_simulated, make_space, offered
-from workloads.errors import SpecError
-from workloads.plan import CODECS, ONE_ROUND_CODECS, default_plan
 
 
 @pytest.mark.parametrize("codecs", [("none",), ONE_ROUND_CODECS, CODECS, ("none", "int8")])

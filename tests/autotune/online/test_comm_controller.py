@@ -12,19 +12,19 @@ import pytest
 
 from autotune.online.candidates import Candidates
 from autotune.online.comm_controller import CommController, Patience, Switch
-from autotune.online.known import Known
 from autotune.online.learning import Memory
-from autotune.online.link_view import LinkView, Sight
-from autotune.online.links import links_of, with_links
+from autotune.online.link_estimate import LinkView, Sight
+from autotune.online.link_state import links_of, with_links
 from autotune.online.meta_network import Guess, MetaNetwork
 from autotune.online.model_sizes import ModelSizes
-from autotune.online.statistics import window
+from autotune.online.priors import Known
+from autotune.online.window import window
+from autotune.profilers.step_stats import Part, PartSums, StepStats
+from autotune.results.store.decision import LOOK, REGRET
 from autotune.simulate.collectives import plan_shares
-from profilers.step_stats import Part, PartSums, StepStats
-from results.decision import LOOK, REGRET
+from autotune.workloads.cluster import load_cluster
+from autotune.workloads.plan import BatchPlan, CommPlan, Plan
 from tests.autotune.online.jobs import GRAPH, SAMPLES, make_simulated, observed, offered
-from workloads.cluster import load_cluster
-from workloads.plan import BatchPlan, CommPlan, Plan
 
 PATIENCE = Patience()
 NUMBERS = count()

@@ -8,17 +8,17 @@ from functools import cache
 
 import pytest
 
-from autotune.bench import capture_workload
+from autotune.jobs.context import capture_workload
 from autotune.online.controller import Controller
-from autotune.simulate.cost import compute_s
-from profilers.step_stats import StepRow, StepStats
-from workloads.cluster import Cluster, load_cluster
-from workloads.graph import OpGraph
-from workloads.plan import BatchPlan, Plan
-from workloads.registry import load_workload
-from workloads.split import RankCost, balanced, bounds
-from workloads.trace import ChangingMix
-from workloads.trace_file import load_trace
+from autotune.profilers.step_stats import StepRow, StepStats
+from autotune.simulate.roofline import compute_s
+from autotune.workloads.cluster import Cluster, load_cluster
+from autotune.workloads.graph import OpGraph
+from autotune.workloads.plan import BatchPlan, Plan
+from autotune.workloads.registry import load_workload
+from autotune.workloads.scenario import ChangingCluster
+from autotune.workloads.scenario_file import load_scenario
+from autotune.workloads.split import RankCost, balanced, bounds
 
 TOTAL, WAIT_S = 64, 0.006
 LIMITS = bounds(4, TOTAL)
@@ -31,9 +31,9 @@ def graph() -> OpGraph:
 
 
 @cache
-def best_split(mix: Cluster) -> Split:
+def best_split(cluster: Cluster) -> Split:
     lines = []
-    for device in mix.devices:
+    for device in cluster.devices:
         one, many = (compute_s(graph(), device, count) for count in (1, 33))
         lines.append(RankCost(fixed_s=one - (many - one) / 32, per_sample_s=(many - one) / 32))
     return balanced(lines, TOTAL, LIMITS)
@@ -57,15 +57,15 @@ class World:
         return sum(max(self.compute_s(step, split)) + WAIT_S for step, split in enumerate(splits))
 
     def best_static_s(self) -> float:
-        return min(self.total_s([split] * len(self.mixes)) for split in {best_split(mix) for mix in self.mixes})
+        return min(self.total_s([split] * len(self.mixes)) for split in {best_split(cluster) for cluster in self.mixes})
 
-    def clairvoyant_s(self) -> float:
-        return self.total_s([best_split(mix) for mix in self.mixes])
+    def oracle_s(self) -> float:
+        return self.total_s([best_split(cluster) for cluster in self.mixes])
 
 
 def world(trace: str, *, num_steps: int = 160, noise: float = 0.01, hiccup_every: int = 0, seed: int = 1) -> World:
     draw = random.Random(seed)
-    mixes = ChangingMix(load_cluster("mixed4"), load_trace(trace)).course([1.0] * num_steps)
+    mixes = ChangingCluster(load_cluster("mixed4"), load_scenario(trace)).course([1.0] * num_steps)
     factors = [[1 + abs(draw.gauss(0, noise)) for _ in range(4)] for _ in mixes]
     if hiccup_every:
         for step in range(hiccup_every, num_steps, hiccup_every):
@@ -104,7 +104,7 @@ def test_most_of_what_one_who_knows_the_trace_gains_is_gained(
     trace: str, num_steps: int, share: float, noise: float, seed: int
 ) -> None:
     found = world(trace, num_steps=num_steps, noise=noise, seed=seed)
-    static_s, known_s = found.best_static_s(), found.clairvoyant_s()
+    static_s, known_s = found.best_static_s(), found.oracle_s()
     spent_s, _ = run(found)
     assert static_s / known_s > 1.04
     assert static_s / spent_s - 1 >= share * (static_s / known_s - 1)
@@ -122,7 +122,7 @@ def test_all_ranks_that_changed_are_believed_after_one_step() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_many_small_hiccups_cost_little(seed: int) -> None:
+def test_many_small_outlier_steps_cost_little(seed: int) -> None:
     """One step in twenty of each rank is 3 to 20 % longer, for no reason that lasts."""
     draw, found = random.Random(seed), world("steady", seed=seed)
     for factors in found.noise:
@@ -149,7 +149,7 @@ def test_where_no_device_changes_nothing_is_lost(trace: str, noise: float) -> No
     assert found.best_static_s() / spent_s > 0.99
 
 
-def test_hiccups_cost_little() -> None:
+def test_outlier_steps_cost_little() -> None:
     found = world("steady", hiccup_every=25)
     spent_s, _ = run(found)
     assert found.best_static_s() / spent_s > 0.95
@@ -176,7 +176,7 @@ def test_neighbours_that_come_and_go_in_time_with_the_controller_cost_little() -
 
 def _splits() -> set[Split]:
     """From rank 0 as fast as stated to three times slower."""
-    mixes = ChangingMix(load_cluster("mixed4"), load_trace("busy-neighbour")).course([1.0] * 160)
+    mixes = ChangingCluster(load_cluster("mixed4"), load_scenario("busy-neighbour")).course([1.0] * 160)
     fast, slow = best_split(mixes[0]), best_split(mixes[45])
     found = set()
     for part in range(11):

@@ -14,9 +14,9 @@ from safetensors.torch import save
 from autotune.online.features import CANDIDATE_FEATURES, FEATURES_VERSION, WINDOW_FEATURES, Grid
 from autotune.online.learning import Batch, Case, Memory, pretrain
 from autotune.online.meta_network import CARD, SHIPPED, Guess, MetaNetwork, features_card
+from autotune.workloads.errors import SpecError
 from tests.autotune.online.jobs import make_simulated, offered, seen
 from tests.autotune.simulate.test_closed_forms import MB
-from workloads.errors import SpecError
 
 WEIGHTS = files("autotune.online") / "weights"
 

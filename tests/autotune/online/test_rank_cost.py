@@ -51,7 +51,7 @@ def test_where_another_rank_has_changed_less_is_enough() -> None:
     assert not calm.reconsider()
 
 
-def test_after_a_hiccup_what_was_known_before_counts_again() -> None:
+def test_after_a_outlier_step_what_was_known_before_counts_again() -> None:
     model = settled()
     assert model.observe(10.0, 1.3)
     assert model.observe(10.0, 1.0)
@@ -59,7 +59,7 @@ def test_after_a_hiccup_what_was_known_before_counts_again() -> None:
     assert model.unit_s == pytest.approx(0.1, rel=0.01)
 
 
-def test_who_has_had_a_hiccup_must_be_slower_than_that_to_be_believed() -> None:
+def test_who_has_had_a_outlier_step_must_be_slower_than_that_to_be_believed() -> None:
     model = settled()
     model.observe(10.0, 1.15)
     model.observe(10.0, 1.0)
@@ -67,7 +67,7 @@ def test_who_has_had_a_hiccup_must_be_slower_than_that_to_be_believed() -> None:
     assert model.observe(10.0, 1.3) or model.observe(10.0, 1.3)
 
 
-def test_hiccups_are_forgotten() -> None:
+def test_outlier_steps_are_forgotten() -> None:
     model, draw = settled(), random.Random(5)
     model.observe(10.0, 1.15)
     for _ in range(101):
@@ -75,7 +75,7 @@ def test_hiccups_are_forgotten() -> None:
     assert model.observe(10.0, 1.15)
 
 
-def test_a_change_that_lasts_is_no_hiccup() -> None:
+def test_a_change_that_lasts_is_no_outlier_step() -> None:
     model = settled()
     assert model.observe(10.0, 1.5)
     assert not model.observe(10.0, 1.5)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from results.decision import LOOK, NETWORK
+from autotune.results.store.decision import LOOK, NETWORK
 from tests.autotune.online.virtual_network import VirtualRun, controller_for, virtual_run
 
 STEPS = {
@@ -25,7 +25,7 @@ def ratios(run: VirtualRun, *, asks_simulator: bool) -> tuple[float, float, floa
     """Over the best static plan: one who knows, retuned, and the plan for the mix as stated left alone."""
     stretches = run.stretches
     static_s, start = stretches.total_s(stretches.best_static()), stretches.plans[run.stated]
-    known_s, left_s = run.total_s(stretches.clairvoyant()), stretches.total_s(start)
+    known_s, left_s = run.total_s(stretches.oracle()), stretches.total_s(start)
     run.noise = 0.005
     retuned_s = run.retuned_s(controller_for(run, start, asks_simulator=asks_simulator)) / (1 + run.noise)
     return static_s / known_s, static_s / retuned_s, static_s / left_s
@@ -48,7 +48,7 @@ def test_where_the_simulator_likes_another_way_both_are_to_be_measured() -> None
     assert best.comm.reducer != first.comm.reducer
     assert replace(alike.comm, shares=()) == replace(first.comm, shares=())
     assert stretches.total_s(alike) <= stretches.total_s(first)
-    for script in stretches.clairvoyants():
+    for script in stretches.oracles():
         assert len(script) == 80
         assert len(set(script[:40])) == len(set(script[40:])) == 1
     assert len(virtual_run("busy-neighbour", 80).stretches.static_plans()) == 1

@@ -7,30 +7,30 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from autotune.bench import capture_workload, workload_info
-from autotune.job import Job
+from autotune.jobs.context import capture_workload, workload_info
+from autotune.jobs.job import Job
 from autotune.online.candidates import candidates
 from autotune.online.comm_controller import CommController
 from autotune.online.controller import Controller
-from autotune.online.known import known_of
 from autotune.online.learning import Memory
-from autotune.online.link_view import LinkView
+from autotune.online.link_estimate import LinkView
 from autotune.online.meta_network import MetaNetwork
-from autotune.online.second_opinion import SecondOpinion
+from autotune.online.priors import known_of
 from autotune.online.simulated_steps import simulated_step
-from autotune.runtime.link_look import num_rounds
-from autotune.simulate.cost_model import cost_model
-from profilers.step_stats import StepRow, StepStats
-from results.decision import LOOK
-from results.record import WorkloadInfo
+from autotune.online.simulator_check import SecondOpinion
+from autotune.profilers.step_stats import StepRow, StepStats
+from autotune.results.store.decision import LOOK
+from autotune.results.store.record import WorkloadInfo
+from autotune.runtime.transport.link_check import num_rounds
+from autotune.simulate.cost_sources import cost_model
+from autotune.workloads.cluster import Cluster, load_cluster
+from autotune.workloads.graph import OpGraph
+from autotune.workloads.plan import Plan
+from autotune.workloads.registry import load_workload
+from autotune.workloads.scenario import ChangingCluster
+from autotune.workloads.scenario_file import load_scenario
+from autotune.workloads.split import bounds
 from tests.benchmarks.stretches import Stretches
-from workloads.cluster import Cluster, load_cluster
-from workloads.graph import OpGraph
-from workloads.plan import Plan
-from workloads.registry import load_workload
-from workloads.split import bounds
-from workloads.trace import ChangingMix
-from workloads.trace_file import load_trace
 
 FEW_PLANS = 150
 
@@ -53,28 +53,28 @@ class VirtualRun:
     seed: int = 1
     _steps: dict[tuple[Cluster, Plan], list[StepStats]] = field(default_factory=dict)
 
-    def step(self, mix: Cluster, plan: Plan) -> list[StepStats]:
-        if (mix, plan) not in self._steps:
-            simulator = self.stretches.predictors[mix].simulator
-            self._steps[mix, plan] = simulated_step(simulator.simulate(plan), plan, simulator.wire_bytes(plan))
-        return self._steps[mix, plan]
+    def step(self, cluster: Cluster, plan: Plan) -> list[StepStats]:
+        if (cluster, plan) not in self._steps:
+            simulator = self.stretches.predictors[cluster].simulator
+            self._steps[cluster, plan] = simulated_step(simulator.simulate(plan), plan, simulator.wire_bytes(plan))
+        return self._steps[cluster, plan]
 
     def total_s(self, plans: list[Plan]) -> float:
         mixes = self.stretches.mixes
-        return sum(self.step(mix, plan)[0].step_s for mix, plan in zip(mixes, plans, strict=True))
+        return sum(self.step(cluster, plan)[0].step_s for cluster, plan in zip(mixes, plans, strict=True))
 
     def retuned_s(self, controller: Controller) -> float:
         """All steps together, by whatever plan the controller says; a step takes what it takes times some noise."""
         draw, spent_s, closed, looked = random.Random(self.seed), 0.0, None, False
-        for number, mix in enumerate(self.stretches.mixes):
-            stats = self.step(mix, controller.plan)
+        for number, cluster in enumerate(self.stretches.mixes):
+            stats = self.step(cluster, controller.plan)
             factors = [1 + abs(draw.gauss(0, self.noise)) for _ in stats]
             row = StepRow(
                 step=number,
                 samples=controller.plan.batch.samples,
                 compute_s=tuple(one.compute_s * factor for one, factor in zip(stats, factors, strict=True)),
                 closed=closed,
-                arrivals=received(mix, draw) if looked else None,
+                arrivals=received(cluster, draw) if looked else None,
             )
             step_s = stats[0].step_s * max(factors)
             closed = tuple(replace(one, step=number, step_s=step_s) for one in stats)
@@ -84,9 +84,9 @@ class VirtualRun:
         return spent_s
 
 
-def received(mix: Cluster, draw: random.Random) -> tuple[tuple[float, ...], ...]:
+def received(cluster: Cluster, draw: random.Random) -> tuple[tuple[float, ...], ...]:
     """What a look would find, off by a tenth."""
-    links = [host.link for host in mix.hosts]
+    links = [host.link for host in cluster.hosts]
     return tuple(
         tuple(
             min(links[(host - number) % len(links)].up_bytes_per_s, links[host].down_bytes_per_s) * draw.gauss(1, 0.05)
@@ -96,10 +96,10 @@ def received(mix: Cluster, draw: random.Random) -> tuple[tuple[float, ...], ...]
     )
 
 
-def virtual_run(trace: str, num_steps: int, *, workload: str = "vgg", mix: str = "mixed4") -> VirtualRun:
+def virtual_run(trace: str, num_steps: int, *, workload: str = "vgg", cluster: str = "mixed4") -> VirtualRun:
     info, graph = captured(workload)
-    stated = load_cluster(mix)
-    mixes = ChangingMix(stated, load_trace(trace)).course([1.0] * num_steps)
+    stated = load_cluster(cluster)
+    mixes = ChangingCluster(stated, load_scenario(trace)).course([1.0] * num_steps)
     limits = bounds(len(stated.devices), info.global_batch)
     return VirtualRun(Stretches(info, graph, limits, mixes, most_plans=FEW_PLANS), stated)
 

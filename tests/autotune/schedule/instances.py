@@ -6,7 +6,7 @@ import math
 import random
 from functools import cache
 
-from workloads.blocks import Block, BlockGraph
+from autotune.workloads.blocks import Block, BlockGraph
 
 
 def random_chain(seed, *, devices=(4, 8), whole=False, split=False):

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from autotune.schedule.check import replay, require_valid
-from workloads.blocks import Block, BlockGraph, Slot, Timetable
+from autotune.workloads.blocks import Block, BlockGraph, Slot, Timetable
 
 GRAPH = BlockGraph(
     num_devices=2,

@@ -10,7 +10,7 @@ from autotune.schedule.check import replay
 from autotune.schedule.memory import fitting_order
 from autotune.schedule.portfolio import portfolio, split_portfolio
 from autotune.schedule.shapes import SHAPES, v_shape
-from workloads.blocks import Block, BlockGraph, split_backward
+from autotune.workloads.blocks import Block, BlockGraph, split_backward
 
 
 def members(graph, num):

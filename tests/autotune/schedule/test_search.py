@@ -11,9 +11,9 @@ from autotune.schedule.bounds import makespan_bound_s
 from autotune.schedule.check import replay
 from autotune.schedule.search import search
 from autotune.schedule.shapes import SHAPES, forward_only, k_shape, nn_shape, v_shape
+from autotune.workloads.blocks import Block, BlockGraph, split_backward
+from autotune.workloads.errors import InfeasiblePlanError, SpecError
 from tests.autotune.schedule.instances import least_makespan, random_chain, random_dag
-from workloads.blocks import Block, BlockGraph, split_backward
-from workloads.errors import InfeasiblePlanError, SpecError
 
 TESSEL = {("V", 32): 149, ("X", 32): 270, ("K", 32): 200, ("M", 128): 780, ("NN", 32): 268}
 

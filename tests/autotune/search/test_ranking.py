@@ -7,15 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from autotune.search.descent import descend, knob_plans, moved
+from autotune.results.store.record import Role, TrialRecord, TrialState
+from autotune.search.local_search import descend, knob_plans, moved
 from autotune.search.ranking import Ranking, between_trials
 from autotune.search.residual import PRIOR, Case, Residual, expected_gain
-from autotune.space import Space
-from results.record import Role, TrialRecord, TrialState
+from autotune.space.space import Space
+from autotune.workloads.cluster import load_cluster
+from autotune.workloads.plan import LOSSLESS_CODECS, BatchPlan, CommPlan, Plan
+from autotune.workloads.split import bounds
 from tests.autotune.simulate.test_closed_forms import make_graph, make_simulator
-from workloads.cluster import load_cluster
-from workloads.plan import LOSSLESS_CODECS, BatchPlan, CommPlan, Plan
-from workloads.split import bounds
 
 TOTAL = 16
 SPACE = Space(
@@ -153,11 +153,11 @@ def test_one_lucky_trial_does_not_decide(simulator):
     base = simulator.step_s(steady)
     measured = [(lucky, 0.97 * base), (steady, base), (like_steady, 1.01 * base), (lucky, 1.25 * base), (steady, base)]
     records = [record_of(number, plan, step_s) for number, (plan, step_s) in enumerate(measured)]
-    assert ranking.settle(records).plan == steady
+    assert ranking.flush(records).plan == steady
 
 
 def test_nothing_that_ran_nothing_to_keep(simulator):
-    assert Ranking(simulator, SPACE).settle([]) is None
+    assert Ranking(simulator, SPACE).flush([]) is None
 
 
 def test_trials_of_one_plan_tell_the_noise():

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from autotune.simulate.cost_model import cost_model
-from autotune.simulate.costs import Costs, Lines, TransportCosts
+from autotune.results.store.record import WorkloadInfo
+from autotune.simulate.cost_sources import cost_model
+from autotune.simulate.cost_tables import Costs, Lines, TransportCosts
 from autotune.simulate.simulator import Simulator
-from results.record import WorkloadInfo
-from workloads.cluster import Cluster, Device, Host, Link
-from workloads.graph import Op, OpGraph, Parameter
-from workloads.plan import CODECS, BatchPlan, CommPlan, CompressionPlan, PipelinePlan, Plan
-from workloads.split import bounds, proportional
+from autotune.workloads.cluster import Cluster, Device, Host, Link
+from autotune.workloads.graph import Op, OpGraph, Parameter
+from autotune.workloads.plan import CODECS, BatchPlan, CommPlan, CompressionPlan, PipelinePlan, Plan
+from autotune.workloads.split import bounds, proportional
 
 GLOBAL_BATCH = 48
 MIXES = ((1, 1, 1, 1), (2, 1, 1), (3,))
@@ -33,8 +33,8 @@ def simulators() -> Iterator[tuple[str, Simulator]]:
     draw = random.Random(1)
     for ranks in MIXES:
         for emulation in ("paced", "none"):
-            graph, mix = _graph(draw), _mix(draw, ranks, emulation)
-            stated = cost_model(graph, mix)
+            graph, cluster = _graph(draw), _cluster(draw, ranks, emulation)
+            stated = cost_model(graph, cluster)
             info = WorkloadInfo(
                 name="drawn",
                 options={},
@@ -131,7 +131,7 @@ def _graph(draw: random.Random) -> OpGraph:
     )
 
 
-def _mix(draw: random.Random, ranks: tuple[int, ...], emulation: str) -> Cluster:
+def _cluster(draw: random.Random, ranks: tuple[int, ...], emulation: str) -> Cluster:
     hosts = tuple(
         Host(
             name=f"host{index}",

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from autotune.results.store.record import WorkloadInfo
 from autotune.simulate.collectives import (
     all_reduce_latency_s,
     all_reduce_loads,
@@ -17,16 +18,15 @@ from autotune.simulate.collectives import (
     server_shares,
     shard_loads,
 )
-from autotune.simulate.cost_model import cost_model
+from autotune.simulate.cost_sources import cost_model
 from autotune.simulate.factors import worthwhile_factors
 from autotune.simulate.limit import step_limit
 from autotune.simulate.pipeline import crossing_bytes
 from autotune.simulate.simulator import Simulator
-from results.record import WorkloadInfo
-from workloads.cluster import Cluster, Device, Host, Link, load_cluster
-from workloads.graph import Edge, Op, OpGraph, Parameter
-from workloads.plan import BatchPlan, CommPlan, CompressionPlan, PipelinePlan, Plan
-from workloads.stage_order import as_text
+from autotune.workloads.cluster import Cluster, Device, Host, Link, load_cluster
+from autotune.workloads.graph import Edge, Op, OpGraph, Parameter
+from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, PipelinePlan, Plan
+from autotune.workloads.stage_order import as_text
 
 MB = 10**6
 

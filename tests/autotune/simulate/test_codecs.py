@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autotune.simulate.costs import Lines, OpTimes, TransportCosts
+from autotune.simulate.cost_tables import Lines, OpTimes, TransportCosts
 from autotune.simulate.simulator import Simulator
+from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, KindCodec, Plan
 from tests.autotune.simulate.test_closed_forms import MB, make_cluster, make_graph, make_simulator
-from workloads.plan import BatchPlan, CommPlan, CompressionPlan, KindCodec, Plan
 
 NOTHING = np.zeros(2)
 

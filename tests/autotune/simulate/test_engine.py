@@ -9,7 +9,7 @@ import pytest
 
 from autotune.simulate.engine import simulate
 from autotune.simulate.tasks import NO_LIMIT, MemoryChange, TaskList, make_site
-from workloads.errors import SpecError
+from autotune.workloads.errors import SpecError
 
 
 def exact(value):

@@ -7,13 +7,13 @@ import itertools
 
 import pytest
 
+from autotune.results.store.record import Limit
 from autotune.simulate.collectives import ring_loads
-from autotune.simulate.cost import compute_s
 from autotune.simulate.limit import stated_sample_s, step_limit
-from results.record import Limit
-from workloads.cluster import Cluster, load_cluster
-from workloads.graph import Op, OpGraph
-from workloads.plan import MIB
+from autotune.simulate.roofline import compute_s
+from autotune.workloads.cluster import Cluster, load_cluster
+from autotune.workloads.graph import Op, OpGraph
+from autotune.workloads.plan import MIB
 
 MIXED4 = load_cluster("mixed4")
 FLOPS = 8e6

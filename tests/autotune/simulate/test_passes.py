@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autotune.simulate.cost_model import cost_model
-from autotune.simulate.costs import Lines
+from autotune.simulate.cost_sources import cost_model
+from autotune.simulate.cost_tables import Lines
 from autotune.simulate.simulator import Simulator
+from autotune.workloads.cluster import load_cluster
+from autotune.workloads.errors import SpecError
+from autotune.workloads.plan import BatchPlan, PipelinePlan, Plan
+from autotune.workloads.workload import Loop
 from tests.autotune.simulate.test_closed_forms import MB, exact, make_cluster, make_graph, plan_of
 from tests.autotune.simulate.test_closed_forms import make_simulator as plain_simulator
-from workloads.cluster import load_cluster
-from workloads.errors import SpecError
-from workloads.plan import BatchPlan, PipelinePlan, Plan
-from workloads.workload import Loop
 
 OPS, LAUNCH_S, RANKS = 4, 0.25, 4
 

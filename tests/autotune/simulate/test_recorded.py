@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from autotune.simulate.simulator import Simulator
+from autotune.workloads.plan import Plan
 from tests.autotune.simulate.plans_at_random import plans, simulators
-from workloads.plan import Plan
 
 RECORDED = Path(__file__).with_name("recorded_plans.json")
 PLANS_EACH = 24

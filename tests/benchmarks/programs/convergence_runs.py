@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from autotune.runtime.control import Control, start_control
-from autotune.runtime.groups import Groups
-from autotune.runtime.trainer import Seat, Trainer
-from workloads.cluster import load_cluster
-from workloads.plan import BatchPlan, Plan
-from workloads.registry import load_workload
-from workloads.split import bounds, even
+from autotune.runtime.control.mpi import Control, start_control
+from autotune.runtime.train.trainer import RankContext, Trainer
+from autotune.runtime.transport.groups import Groups
+from autotune.workloads.cluster import load_cluster
+from autotune.workloads.plan import BatchPlan, Plan
+from autotune.workloads.registry import load_workload
+from autotune.workloads.split import bounds, even
 
 LONGEST = 5
 """Steps between two changes of the split, at most."""
@@ -33,11 +33,13 @@ def train(  # noqa: PLR0913 - one run
     workload: Any, groups: Groups, control: Control, seed: int, *, epochs: int, changing: bool
 ) -> dict[str, Any]:
     size, total = control.size, workload.global_batch
-    seat = Seat(rank=control.rank, device=load_cluster("this-machine").devices[0], torch_device=torch.device("cpu"))
+    rank_context = RankContext(
+        rank=control.rank, device=load_cluster("this-machine").devices[0], torch_device=torch.device("cpu")
+    )
     plan = Plan(batch=BatchPlan(samples=even(total, bounds(size, total))))
     generator, num_changes = random.Random(seed), 0
     with groups.open("gloo", timeout_s=600) as group:
-        trainer = Trainer(workload, plan, group, seat, seed=seed)
+        trainer = Trainer(workload, plan, group, rank_context, seed=seed)
         next_change = 1
         losses = []
         for step in range(epochs * trainer.batches.steps_per_epoch):

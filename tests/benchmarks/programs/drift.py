@@ -16,18 +16,19 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.bench import Bench, set_up
-from autotune.job import Job, check_job
+from autotune.jobs.context import JobContext, set_up
+from autotune.jobs.job import Job, check_job
+from autotune.jobs.online_job import make_controller
 from autotune.online.controller import Controller
-from autotune.retune import make_controller
-from autotune.runtime.control import start_control
-from autotune.runtime.crew import follow
-from autotune.runtime.pilot import Decide
-from autotune.runtime.trial import Effort
-from profilers.step_stats import StepRow
-from results.decision import COMPUTE, Decision
-from results.environment import describe_environment
-from results.store import write_json
+from autotune.profilers.step_stats import StepRow
+from autotune.results.store.decision import COMPUTE, Decision
+from autotune.results.store.environment import describe_environment
+from autotune.results.store.store import write_json
+from autotune.runtime.control.mpi import start_control
+from autotune.runtime.control.step_directives import Decide
+from autotune.runtime.trial.runner import Budget
+from autotune.runtime.trial.workers import follow
+from autotune.workloads.plan import Plan
 from tests.benchmarks.drift import (
     CLAIRVOYANT,
     PARTS,
@@ -41,7 +42,6 @@ from tests.benchmarks.drift import (
     other_name,
 )
 from tests.benchmarks.stretches import Stretches
-from workloads.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,33 +65,33 @@ def by_script(plans: list[Plan]) -> Decide:
     return decide
 
 
-def contenders(job: Job, bench: Bench, stretches: Stretches) -> dict[str, Contender]:
+def contenders(job: Job, context: JobContext, stretches: Stretches) -> dict[str, Contender]:
     """The best static plan, one who knows, and retuned training; of the first two, all that may be the best."""
-    assert bench.changing is not None
-    start = stretches.plans[bench.changing.cluster]
-    controller = make_controller(job, bench, start, lambda _: None)
+    assert context.changing is not None
+    start = stretches.plans[context.changing.cluster]
+    controller = make_controller(job, context, start, lambda _: None)
     found = {RETUNED: Contender(plan=start, decide=controller.decide, controller=controller)}
     for number, plan in enumerate(stretches.static_plans()):
         found[other_name(STATIC, number)] = Contender(plan=plan)
-    for number, script in enumerate(stretches.clairvoyants()):
+    for number, script in enumerate(stretches.oracles()):
         found[other_name(CLAIRVOYANT, number)] = Contender(plan=script[0], decide=by_script(script))
     return found
 
 
-def parts(job: Job, bench: Bench, stretches: Stretches) -> dict[str, Contender]:
+def parts(job: Job, context: JobContext, stretches: Stretches) -> dict[str, Contender]:
     """The same plan, with one thing that may change."""
-    assert bench.changing is not None
-    start = stretches.plans[bench.changing.cluster]
+    assert context.changing is not None
+    start = stretches.plans[context.changing.cluster]
     found = {UNCHANGED: Contender(plan=start)}
     for name, allowed in PARTS.items():
-        controller = make_controller(job, bench, start, lambda _: None, allowed)
+        controller = make_controller(job, context, start, lambda _: None, allowed)
         found[name] = Contender(plan=start, decide=controller.decide, controller=controller)
     return found
 
 
-def run(bench: Bench, contender: Contender, num_steps: int) -> DriftRun:
-    effort = Effort(warmup=0, steps=num_steps, timeout_s=900)
-    done = bench.crew.train(contender.plan, effort, lambda _: None, watched=False, decide=contender.decide)
+def run(context: JobContext, contender: Contender, num_steps: int) -> DriftRun:
+    budget = Budget(warmup=0, steps=num_steps, timeout_s=900)
+    done = context.workers.train(contender.plan, budget, lambda _: None, watched=False, decide=contender.decide)
     return DriftRun(
         steps_s=done.measured.steps_s,
         plan=contender.plan,
@@ -100,30 +100,30 @@ def run(bench: Bench, contender: Contender, num_steps: int) -> DriftRun:
     )
 
 
-def lead(job: Job, bench: Bench, options: argparse.Namespace) -> Traced:
-    assert bench.changing is not None
-    mixes = bench.changing.course([1.0] * options.steps)
-    stretches = Stretches(bench.info, bench.graph, bench.limits, mixes)
+def lead(job: Job, context: JobContext, options: argparse.Namespace) -> Traced:
+    assert context.changing is not None
+    mixes = context.changing.course([1.0] * options.steps)
+    stretches = Stretches(context.info, context.graph, context.limits, mixes)
     changes = tuple(step for step in range(1, len(mixes)) if mixes[step] != mixes[step - 1])
     runs: dict[str, list[DriftRun]] = {}
     for turn in range(options.repeats):
-        chosen = (parts if options.parts else contenders)(job, bench, stretches)
+        chosen = (parts if options.parts else contenders)(job, context, stretches)
         for name in list(chosen)[:: -1 if turn % 2 else 1]:
-            runs.setdefault(name, []).append(run(bench, chosen[name], options.steps))
+            runs.setdefault(name, []).append(run(context, chosen[name], options.steps))
             kept = {key: tuple(made) for key, made in runs.items()}
             traced = Traced(trace=options.trace, changes=changes, runs=best_first(kept))
-            keep(options, bench, traced)
+            keep(options, context, traced)
     return traced
 
 
-def keep(options: argparse.Namespace, bench: Bench, traced: Traced) -> None:
+def keep(options: argparse.Namespace, context: JobContext, traced: Traced) -> None:
     write_json(
         options.out,
         Drift(
             command="nox -s drift",
             workload=options.workload,
             cluster=options.cluster,
-            label=bench.cluster.label,
+            label=context.cluster.label,
             traced=traced,
             environment=describe_environment(),
         ),
@@ -149,12 +149,12 @@ def main() -> None:
         allow_lossy=options.parts,
     )
     (cluster,) = check_job(job, control.size)
-    bench = set_up(job, cluster, control)
+    context = set_up(job, cluster, control)
     if not control.is_leader:
-        follow(control, bench.runner)
+        follow(control, context.runner)
         return
-    traced = lead(job, bench, options)
-    bench.crew.dismiss()
+    traced = lead(job, context, options)
+    context.workers.dismiss()
     print(traced.parts_summary() if options.parts else traced.summary(), flush=True)
 
 

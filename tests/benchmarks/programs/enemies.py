@@ -13,16 +13,16 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.bench import Bench
-from autotune.job import Job
-from autotune.retune import make_controller
-from autotune.runtime.pilot import Decide
-from profilers.step_stats import StepRow
-from results.decision import Decision
-from results.environment import describe_environment
-from results.store import write_json
+from autotune.jobs.context import JobContext
+from autotune.jobs.job import Job
+from autotune.jobs.online_job import make_controller
+from autotune.profilers.step_stats import StepRow
+from autotune.results.store.decision import Decision
+from autotune.results.store.environment import describe_environment
+from autotune.results.store.store import write_json
+from autotune.runtime.control.step_directives import Decide
 from tests.benchmarks.enemies import FIRST_STEPS, LIAR, TRACES, Enemy
-from tests.benchmarks.steered import on_bench, trained
+from tests.benchmarks.steered import on_context, trained
 from tests.benchmarks.stretches import Stretches
 
 LIAR_RANK, TOLD = 1, 0.5
@@ -49,20 +49,20 @@ def main() -> None:
     trace = "steady" if options.enemy == LIAR else str(TRACES / f"{options.enemy}.toml")
     job = Job(workload=options.workload, clusters=(options.cluster,), results=options.out.parent, replay=trace)
 
-    def lead(bench: Bench) -> None:
-        assert bench.changing is not None
-        mixes = bench.changing.course([1.0] * options.steps)
-        stretches = Stretches(bench.info, bench.graph, bench.limits, mixes)
-        start = stretches.plans[bench.cluster] if bench.cluster in stretches.plans else stretches.plans[mixes[0]]
-        controller = make_controller(job, bench, start, lambda _: None)
+    def lead(context: JobContext) -> None:
+        assert context.changing is not None
+        mixes = context.changing.course([1.0] * options.steps)
+        stretches = Stretches(context.info, context.graph, context.limits, mixes)
+        start = stretches.plans[context.cluster] if context.cluster in stretches.plans else stretches.plans[mixes[0]]
+        controller = make_controller(job, context, start, lambda _: None)
         decide = as_told(controller.decide) if options.enemy == LIAR else controller.decide
-        tried = [(trained(bench, plan, options.steps), plan) for plan in stretches.static_plans()]
+        tried = [(trained(context, plan, options.steps), plan) for plan in stretches.static_plans()]
         static, best = min(tried, key=lambda one: sum(one[0].measured.steps_s[FIRST_STEPS:]))
-        retuned = trained(bench, start, options.steps, decide)
-        again = trained(bench, best, options.steps)
+        retuned = trained(context, start, options.steps, decide)
+        again = trained(context, best, options.steps)
         found = Enemy(
             command="nox -s enemies",
-            label=bench.cluster.label,
+            label=context.cluster.label,
             enemy=options.enemy,
             static_s=static.measured.steps_s,
             static_again_s=again.measured.steps_s,
@@ -73,7 +73,7 @@ def main() -> None:
         write_json(options.out, found)
         print(found.summary(), flush=True)
 
-    on_bench(job, lead)
+    on_context(job, lead)
 
 
 main()

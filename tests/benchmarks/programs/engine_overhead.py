@@ -15,17 +15,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from autotune.bench import Bench, set_up
-from autotune.job import Job, check_job
-from autotune.runtime.control import start_control
-from autotune.runtime.crew import follow
-from autotune.runtime.trial import Effort
-from results.environment import describe_environment
-from results.stats import speedup
-from workloads.buckets import ddp_bucket_indices, unit_indices
-from workloads.graph import OpGraph
-from workloads.plan import MIB, BatchPlan, CommPlan, Plan
-from workloads.split import even
+from autotune.jobs.context import JobContext, set_up
+from autotune.jobs.job import Job, check_job
+from autotune.results.judge.stats import speedup
+from autotune.results.store.environment import describe_environment
+from autotune.runtime.control.mpi import start_control
+from autotune.runtime.trial.runner import Budget
+from autotune.runtime.trial.workers import follow
+from autotune.workloads.graph import OpGraph
+from autotune.workloads.plan import MIB, BatchPlan, CommPlan, Plan
+from autotune.workloads.plan.buckets import ddp_bucket_indices, unit_indices
+from autotune.workloads.split import even
 
 ALL = 2**40
 BUCKET_BYTES = 2 * MIB
@@ -85,13 +85,13 @@ def compared(launches: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def measured_once(bench: Bench, launch: int, rounds: int, steps: int) -> dict[str, Any]:
+def measured_once(context: JobContext, launch: int, rounds: int, steps: int) -> dict[str, Any]:
     """Every plan's median round. A launch builds the trainers in an order of its own: where a trainer's memory lies differs."""
-    check_buckets(bench.graph)
-    samples = even(bench.info.global_batch, bench.limits)
+    check_buckets(context.graph)
+    samples = even(context.info.global_batch, context.limits)
     names = random.Random(launch).sample(list(PLANS), len(PLANS))
     plans = [Plan(batch=BatchPlan(samples=samples), comm=PLANS[name]) for name in names]
-    measured = bench.crew.contest(plans, rounds, Effort(warmup=3, steps=steps, timeout_s=600, traced=False))
+    measured = context.workers.compare(plans, rounds, Budget(warmup=3, steps=steps, timeout_s=600, traced=False))
     return {
         name: {"step_s": median(of.steps_s), "cpu_s_per_step": sum(rank.cpu_s for rank in of.ranks)}
         for name, of in zip(names, measured, strict=True)
@@ -111,12 +111,12 @@ def main() -> None:
     for workload in options.workloads:
         job = Job(workload=workload, clusters=("this-machine",), results=options.json.parent)
         (cluster,) = check_job(job, control.size)
-        bench = set_up(job, cluster, control)
+        context = set_up(job, cluster, control)
         if not control.is_leader:
-            follow(control, bench.runner)
+            follow(control, context.runner)
             continue
-        found[workload] = measured_once(bench, options.launch, options.rounds, options.steps)
-        bench.crew.dismiss()
+        found[workload] = measured_once(context, options.launch, options.rounds, options.steps)
+        context.workers.dismiss()
     if not control.is_leader:
         return
     launches = {workload: [] for workload in found}

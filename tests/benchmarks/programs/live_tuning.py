@@ -11,19 +11,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from autotune.bench import Bench, set_up
-from autotune.job import Job, check_job
-from autotune.network_profile import measure_all_reduces
-from autotune.predict import bench_simulator
-from autotune.race import Lane, tune
-from autotune.runtime.control import start_control
-from autotune.runtime.crew import follow
-from autotune.runtime.trial import Effort
-from autotune.tuners import GuidedSearch, SearchOptions
-from results.profile import CollectiveProfile
-from results.progress import SweepProgress
-from results.stats import speedup
-from results.store import read_json, write_json
+from autotune.jobs.context import JobContext, set_up
+from autotune.jobs.job import Job, check_job
+from autotune.jobs.network_profile import measure_all_reduces
+from autotune.jobs.predict import job_simulator
+from autotune.jobs.race import Lane, tune
+from autotune.results.judge.stats import speedup
+from autotune.results.show.progress import SweepProgress
+from autotune.results.store.profile import CollectiveProfile
+from autotune.results.store.store import read_json, write_json
+from autotune.runtime.control.mpi import start_control
+from autotune.runtime.trial.runner import Budget
+from autotune.runtime.trial.workers import follow
+from autotune.search.tuner import GuidedSearch, SearchOptions
 from tests.benchmarks.measured import MeasuredPlans
 from tests.benchmarks.tuning_cost import EFFORT, NEAR, STEPS, LiveRun, best_of, default_of
 
@@ -31,22 +31,22 @@ ROUNDS, STEPS_PER_ROUND = 10, 2
 STEPS_PER_TRIAL = EFFORT.warmup + EFFORT.steps
 
 
-def search(job: Job, bench: Bench, all_reduces: tuple[CollectiveProfile, ...]) -> Lane:
+def search(job: Job, context: JobContext, all_reduces: tuple[CollectiveProfile, ...]) -> Lane:
     trials = STEPS // STEPS_PER_TRIAL
     options = SearchOptions(trials=trials - 1)
-    lane = Lane(tuner=GuidedSearch(bench, options, simulator=bench_simulator(job, bench, all_reduces)))
+    lane = Lane(tuner=GuidedSearch(context.problem, options, simulator=job_simulator(job, context, all_reduces)))
     progress = SweepProgress(Console(stderr=True, force_terminal=False))
-    progress.start(trials, f"live: {bench.info.name} on {bench.cluster.name}")
-    tune([lane], bench, EFFORT, trials, progress)
+    progress.start(trials, f"live: {context.info.name} on {context.cluster.name}")
+    tune([lane], context, EFFORT, trials, progress)
     return lane
 
 
-def live(bench: Bench, grid: MeasuredPlans, lane: Lane) -> LiveRun:
+def live(context: JobContext, grid: MeasuredPlans, lane: Lane) -> LiveRun:
     chosen = lane.tuner.choice(lane.records)
     assert chosen is not None
     plans = [default_of(grid).plan, best_of(grid).plan, chosen.plan]
-    default, best, ours = bench.crew.contest(
-        plans, ROUNDS, Effort(warmup=2, steps=STEPS_PER_ROUND, timeout_s=600, traced=False)
+    default, best, ours = context.workers.compare(
+        plans, ROUNDS, Budget(warmup=2, steps=STEPS_PER_ROUND, timeout_s=600, traced=False)
     )
     near_s = min(record.step_s for record in lane.records if record.step_s is not None) / NEAR
     arrived = next(record.number for record in lane.records if record.step_s is not None and record.step_s <= near_s)
@@ -65,13 +65,13 @@ def main() -> None:
     control = start_control()
     job = Job(workload=grid.workload.name, clusters=(grid.cluster.name,), results=out.parent)
     (cluster,) = check_job(job, control.size)
-    bench = set_up(job, cluster, control)
-    all_reduces = measure_all_reduces(bench, control, timeout_s=job.timeout_s)
+    context = set_up(job, cluster, control)
+    all_reduces = measure_all_reduces(context, control, timeout_s=job.timeout_s)
     if not control.is_leader:
-        follow(control, bench.runner)
+        follow(control, context.runner)
         return
-    found = live(bench, grid, search(job, bench, all_reduces))
-    bench.crew.dismiss()
+    found = live(context, grid, search(job, context, all_reduces))
+    context.workers.dismiss()
     write_json(out, found)
 
 

@@ -12,19 +12,19 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
-from autotune.bench import Bench
-from autotune.job import Job
-from autotune.retune import make_controller
-from autotune.runtime import trial
-from autotune.runtime.pilot import Pilot, Report
-from profilers.step_stats import StepRow
-from results.decision import Decision
-from results.environment import describe_environment
-from results.store import write_json
+from autotune.jobs.context import JobContext
+from autotune.jobs.job import Job
+from autotune.jobs.online_job import make_controller
+from autotune.profilers.step_stats import StepRow
+from autotune.results.store.decision import Decision
+from autotune.results.store.environment import describe_environment
+from autotune.results.store.store import write_json
+from autotune.runtime.control.step_directives import Report, StepCoordinator
+from autotune.runtime.trial.runner import runner as trial
+from autotune.workloads.plan import BatchPlan, CommPlan, Plan
+from autotune.workloads.split import proportional
 from tests.benchmarks.online_cost import Account, OnlineCost, Taken
-from tests.benchmarks.steered import on_bench, trained
-from workloads.plan import BatchPlan, CommPlan, Plan
-from workloads.split import proportional
+from tests.benchmarks.steered import on_context, trained
 
 FRAME_BYTES = 4
 BUCKET_BYTES = 1 << 18
@@ -35,7 +35,7 @@ def num_interruptions() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
-class CountingPilot(Pilot):
+class CountingCoordinator(StepCoordinator):
     """A pilot that keeps account of itself."""
 
     accounts: ClassVar[list[Account]] = []
@@ -75,14 +75,14 @@ def main() -> None:
     parser.add_argument("steps", type=int)
     options = parser.parse_args()
     job = Job(workload=options.workload, clusters=(options.cluster,), results=options.out.parent, replay=options.trace)
-    trial.Pilot = CountingPilot  # type: ignore[misc] # on every rank
+    trial.StepCoordinator = CountingCoordinator  # type: ignore[misc] # on every rank
     made: list[tuple[str, tuple[float, ...], list[Taken]]] = []
 
-    def lead(bench: Bench) -> None:
-        speeds = [device.flops_per_s or 1.0 for device in bench.cluster.devices]
-        samples = proportional(speeds, bench.info.global_batch, bench.limits)
+    def lead(context: JobContext) -> None:
+        speeds = [device.flops_per_s or 1.0 for device in context.cluster.devices]
+        samples = proportional(speeds, context.info.global_batch, context.limits)
         start = Plan(batch=BatchPlan(samples=samples), comm=CommPlan(bucket_bytes=BUCKET_BYTES))
-        controller, taken_s = make_controller(job, bench, start, lambda _: None), list[Taken]()
+        controller, taken_s = make_controller(job, context, start, lambda _: None), list[Taken]()
 
         def decide(row: StepRow) -> Decision | None:
             begun_s, begun_cpu_s, begun = time.perf_counter(), time.thread_time(), num_interruptions()
@@ -91,11 +91,11 @@ def main() -> None:
             taken_s.append(Taken(wall_s=wall_s, cpu_s=cpu_s, interruptions=num_interruptions() - begun))
             return decision
 
-        done = trained(bench, start, options.steps, decide)
-        made.append((bench.cluster.label, done.measured.steps_s, taken_s))
+        done = trained(context, start, options.steps, decide)
+        made.append((context.cluster.label, done.measured.steps_s, taken_s))
 
-    control = on_bench(job, lead)
-    accounts = control.share(CountingPilot.accounts[-1])
+    control = on_context(job, lead)
+    accounts = control.share(CountingCoordinator.accounts[-1])
     if made:
         label, steps_s, taken_s = made[0]
         found = OnlineCost(

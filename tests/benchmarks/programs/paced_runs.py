@@ -14,22 +14,22 @@ import random
 import sys
 from pathlib import Path
 
-from autotune.bench import Bench, set_up
-from autotune.job import Job, check_job
-from autotune.runtime.control import Control, start_control
-from autotune.runtime.crew import carry_out
-from autotune.runtime.trial import Effort
-from results.record import TrialState
-from results.series import Run
-from results.store import write_json
-from workloads.cluster import Cluster, Device, Host
-from workloads.plan import MIB, BatchPlan, CommPlan, Plan
+from autotune.jobs.context import JobContext, set_up
+from autotune.jobs.job import Job, check_job
+from autotune.results.judge.series import Run
+from autotune.results.store.record import TrialState
+from autotune.results.store.store import write_json
+from autotune.runtime.control.mpi import Control, start_control
+from autotune.runtime.trial.runner import Budget
+from autotune.runtime.trial.workers import carry_out
+from autotune.workloads.cluster import Cluster, Device, Host
+from autotune.workloads.plan import MIB, BatchPlan, CommPlan, Plan
 
 MIX = Path(__file__).parents[1] / "clusters" / "pair.toml"
 SLOWER = 1.05
 SERIES = ("a", "b", "slower")
 """The first two are the same; which of them runs when is drawn anew in every round."""
-EFFORT = Effort(warmup=1, steps=20, timeout_s=60)
+EFFORT = Budget(warmup=1, steps=20, timeout_s=60)
 
 
 def slower(cluster: Cluster) -> Cluster:
@@ -52,10 +52,10 @@ def _slower_device(device: Device) -> Device:
     return dataclasses.replace(device, flops_per_s=flops, memory_bytes_per_s=memory)
 
 
-def lead(control: Control, benches: tuple[Bench, Bench], job_number: int, num_rounds: int) -> list[Run]:
+def lead(control: Control, benches: tuple[JobContext, JobContext], job_number: int, num_rounds: int) -> list[Run]:
     """Rank 0: tell which mix comes next, measure, note."""
-    bench = benches[0]
-    samples = bench.info.global_batch // 2
+    context = benches[0]
+    samples = context.info.global_batch // 2
     plan = Plan(batch=BatchPlan(samples=(samples, samples)), comm=CommPlan(bucket_bytes=MIB // 4))
     generator = random.Random(job_number)
     runs = []
@@ -64,7 +64,7 @@ def lead(control: Control, benches: tuple[Bench, Bench], job_number: int, num_ro
             which = int(name == "slower")
             control.broadcast(which)
             load = os.getloadavg()[0]
-            measured = benches[which].crew.measure(plan, EFFORT)
+            measured = benches[which].workers.measure(plan, EFFORT)
             if measured.state is not TrialState.COMPLETE:
                 raise RuntimeError(measured.reason)
             run = Run(
@@ -80,7 +80,7 @@ def lead(control: Control, benches: tuple[Bench, Bench], job_number: int, num_ro
     return runs
 
 
-def follow(control: Control, benches: tuple[Bench, Bench]) -> None:
+def follow(control: Control, benches: tuple[JobContext, JobContext]) -> None:
     """Every other rank: the mix, then the order."""
     while (which := control.broadcast()) is not None:
         order = control.broadcast()
@@ -90,14 +90,14 @@ def follow(control: Control, benches: tuple[Bench, Bench]) -> None:
 def main(out: Path, job_number: int, num_rounds: int) -> None:
     control = start_control()
     job = Job(workload="vgg-tiny", clusters=(str(MIX),), results=out.parent, transports=("gloo",))
-    (mix,) = check_job(job, control.size)
-    benches = set_up(job, mix, control), set_up(job, slower(mix), control)
+    (cluster,) = check_job(job, control.size)
+    benches = set_up(job, cluster, control), set_up(job, slower(cluster), control)
     if control.is_leader:
         write_json(out, lead(control, benches, job_number, num_rounds))
     else:
         follow(control, benches)
-    for bench in benches:
-        bench.runner.close()
+    for context in benches:
+        context.runner.close()
     control.share(None)
 
 

@@ -12,9 +12,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from autotune.runtime.pipeline.block_costs import priced
-from autotune.runtime.pipeline.parts import Source
-from autotune.runtime.pipeline.stages import (
+from autotune.runtime.placed.block_costs import priced
+from autotune.runtime.placed.parts import Source
+from autotune.runtime.placed.stages import (
     Assembly,
     Chain,
     StageBlocks,
@@ -22,18 +22,18 @@ from autotune.runtime.pipeline.stages import (
     chain_blocks,
     parameter_names,
 )
-from autotune.runtime.pipeline.vocabulary import Vocabulary
+from autotune.runtime.placed.vocabulary import Vocabulary
 from autotune.schedule.classic import classic_orders, find_chain
 from autotune.schedule.search import search
 from autotune.schedule.shapes import m_shape, v_shape
 from autotune.schedule.timing import Order, order_by, timetable
 from autotune.simulate.collectives import hop_latency_s
-from workloads.blocks import Block, BlockGraph, Timetable
-from workloads.capture import LOSS, MODEL, capture
-from workloads.cluster import Cluster
-from workloads.graph import Op, OpGraph
-from workloads.models.base import SupervisedWorkload
-from workloads.models.gpt import GptSize, Positions, adamw, gpt, synthetic_text
+from autotune.workloads.blocks import Block, BlockGraph, Timetable
+from autotune.workloads.capture import LOSS, MODEL, capture
+from autotune.workloads.cluster import Cluster
+from autotune.workloads.graph import Op, OpGraph
+from autotune.workloads.models.base import SupervisedWorkload
+from autotune.workloads.models.gpt import GptSize, Positions, adamw, gpt, synthetic_text
 
 SIZE = GptSize(vocabulary=2048, num_tokens=16, width=64, num_heads=4, num_blocks=8)
 TABLE = "0.token.weight"

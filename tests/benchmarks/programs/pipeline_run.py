@@ -19,16 +19,16 @@ from typing import Any
 import torch
 from pipeline_model import Setting, assemble, costs_of, tables_of, workload_of
 
-from autotune.runtime.control import Control, start_control
-from autotune.runtime.groups import Groups
-from autotune.runtime.pipeline.trainer import PipelineJob, PipelineTrainer
-from autotune.runtime.trainer import Seat
+from autotune.results.judge.stats import speedup
+from autotune.results.store.environment import describe_environment
+from autotune.runtime.control.mpi import Control, start_control
+from autotune.runtime.placed.trainer import PipelineJob, PipelineTrainer
+from autotune.runtime.train.trainer import RankContext
+from autotune.runtime.transport.groups import Groups
 from autotune.schedule.check import replay
 from autotune.schedule.timing import timetable
-from results.environment import describe_environment
-from results.stats import speedup
-from workloads.blocks import Timetable
-from workloads.cluster import Cluster, Device, load_cluster
+from autotune.workloads.blocks import Timetable
+from autotune.workloads.cluster import Cluster, Device, load_cluster
 
 STATE_COPIES = 4
 """Parameters, gradients and AdamW's two moments."""
@@ -106,8 +106,8 @@ def start(
         group = stack.enter_context(groups.open("gloo", timeout_s=60))
         job = PipelineJob(workload=setting.workload, assemble=partial(assemble, setting), table=table)
         device = setting.cluster.devices[control.rank]
-        seat = Seat(rank=control.rank, device=device, torch_device=torch.device("cpu"), timeout_s=60)
-        run = Run(name=name, table=table, trainer=PipelineTrainer(job, group, seat, seed=0))
+        rank_context = RankContext(rank=control.rank, device=device, torch_device=torch.device("cpu"), timeout_s=60)
+        run = Run(name=name, table=table, trainer=PipelineTrainer(job, group, rank_context, seed=0))
         del group
         run.trainer.step()
         run.trainer.metered_step()

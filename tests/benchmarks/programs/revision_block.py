@@ -16,35 +16,35 @@ from pathlib import Path
 from typing import Any
 
 import autotune
-from autotune.bench import Bench, set_up
-from autotune.job import Job, check_job
-from autotune.runtime.control import start_control
-from autotune.runtime.crew import follow
-from autotune.runtime.trial import Effort
-from workloads.plan import MIB, BatchPlan, CommPlan, Plan
-from workloads.serial import from_data
-from workloads.split import bounds, proportional
+from autotune.jobs.context import JobContext, set_up
+from autotune.jobs.job import Job, check_job
+from autotune.runtime.control.mpi import start_control
+from autotune.runtime.trial.runner import Budget
+from autotune.runtime.trial.workers import follow
+from autotune.workloads.plan import MIB, BatchPlan, CommPlan, Plan
+from autotune.workloads.serial import from_data
+from autotune.workloads.split import bounds, proportional
 
 POLL_S = 0.01
 LIMIT_S = 120.0
 
 
-def chosen_plan(bench: Bench, file: str | None) -> Plan:
+def chosen_plan(context: JobContext, file: str | None) -> Plan:
     """The plan of a file that `autotune best --export` wrote; else our own reducer, samples by stated speed."""
     if file is not None:
         return from_data(Plan, json.loads(Path(file).read_text())["plan"], file)
-    speeds = [device.flops_per_s or 1.0 for device in bench.cluster.devices]
-    total = bench.info.global_batch
+    speeds = [device.flops_per_s or 1.0 for device in context.cluster.devices]
+    total = context.info.global_batch
     samples = proportional(speeds, total, bounds(len(speeds), total))
     return Plan(batch=BatchPlan(samples=samples), comm=CommPlan(bucket_bytes=MIB))
 
 
-def lead(bench: Bench, plan: Plan, folder: Path) -> None:
+def lead(context: JobContext, plan: Plan, folder: Path) -> None:
     """Answer turn after turn until told to end."""
     write(folder / "ready", {})
     number = 0
     while (steps := next_turn(folder, number)) is not None:
-        measured = bench.crew.measure(plan, Effort(warmup=1, steps=steps, timeout_s=LIMIT_S))
+        measured = context.workers.measure(plan, Budget(warmup=1, steps=steps, timeout_s=LIMIT_S))
         cpu_s = sum(rank.cpu_s for rank in measured.ranks)
         write(folder / f"{number}.json", {"steps_s": measured.steps_s, "cpu_s": cpu_s, "reason": measured.reason})
         number += 1
@@ -72,13 +72,13 @@ def main(folder: str, packages: str, workload: str, cluster: str, plan: str | No
         sys.exit(f"autotune was imported from {autotune.__file__}, not from {packages}")
     control = start_control()
     job = Job(workload=workload, clusters=(cluster,), results=Path(folder) / "results", transports=("gloo",))
-    (mix,) = check_job(job, control.size)
-    bench = set_up(job, mix, control)
+    (cluster,) = check_job(job, control.size)
+    context = set_up(job, cluster, control)
     if control.is_leader:
-        lead(bench, chosen_plan(bench, plan), Path(folder))
-        bench.crew.dismiss()
+        lead(context, chosen_plan(context, plan), Path(folder))
+        context.workers.dismiss()
     else:
-        follow(control, bench.runner)
+        follow(control, context.runner)
     control.share(None)
 
 

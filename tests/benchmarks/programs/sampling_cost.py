@@ -12,8 +12,8 @@ import threading
 import time
 from contextlib import ExitStack
 
-from profilers.nvml import UNITS, open_nvml
-from profilers.observer import Sampler
+from autotune.profilers.nvml import UNITS, open_nvml
+from autotune.profilers.observer import Sampler
 
 LEAD_IN_S = 0.5
 """Looking up functions costs once, at the first sample."""

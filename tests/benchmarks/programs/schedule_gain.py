@@ -14,38 +14,38 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from autotune.bench import Bench, set_up
-from autotune.job import Job, check_job
-from autotune.runtime.control import start_control
-from autotune.runtime.crew import follow
-from autotune.runtime.trial import Effort
-from autotune.simulate.cost_model import cost_model
+from autotune.jobs.context import JobContext, set_up
+from autotune.jobs.job import Job, check_job
+from autotune.results.store.environment import describe_environment
+from autotune.results.store.store import write_json
+from autotune.runtime.control.mpi import start_control
+from autotune.runtime.trial.runner import Budget
+from autotune.runtime.trial.workers import follow
+from autotune.search.tuner import TUNED_BUCKETS_BYTES
+from autotune.simulate.cost_sources import cost_model
 from autotune.simulate.factors import worthwhile_factors
 from autotune.simulate.simulator import Simulator
-from autotune.tuners import HAND_BUCKETS_BYTES
-from results.environment import describe_environment
-from results.store import write_json
+from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan, default_plan
+from autotune.workloads.split import even
 from tests.benchmarks.schedule_gain import Contender, GainCell
-from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan, default_plan
-from workloads.split import even
 
-TRIAL = Effort(warmup=1, steps=4, timeout_s=120, traced=False)
-TURN = Effort(warmup=2, steps=3, timeout_s=300, traced=False)
+TRIAL = Budget(warmup=1, steps=4, timeout_s=120, traced=False)
+TURN = Budget(warmup=2, steps=3, timeout_s=300, traced=False)
 ROUNDS, FINAL_ROUNDS = 8, 4
 PARTITIONS_LOG2 = range(16, 24)
 CREDITS = (1, 2, 4)
 MEASURED = 3
 
 
-def fastest(bench: Bench, plans: Sequence[Plan]) -> Plan:
+def fastest(context: JobContext, plans: Sequence[Plan]) -> Plan:
     """By a trial each."""
-    times = [(median(bench.crew.measure(plan, TRIAL).steps_s), index) for index, plan in enumerate(plans)]
+    times = [(median(context.workers.measure(plan, TRIAL).steps_s), index) for index, plan in enumerate(plans)]
     return plans[min(times)[1]]
 
 
-def fastest_in_turn(bench: Bench, plans: Sequence[Plan]) -> Plan:
+def fastest_in_turn(context: JobContext, plans: Sequence[Plan]) -> Plan:
     """Of plans that are few and close to each other."""
-    measured = bench.crew.contest(list(plans), FINAL_ROUNDS, TURN)
+    measured = context.workers.compare(list(plans), FINAL_ROUNDS, TURN)
     return plans[min(range(len(plans)), key=lambda index: median(measured[index].steps_s))]
 
 
@@ -68,20 +68,20 @@ def scheduled(samples: tuple[int, ...], factors: tuple[str, ...], collective: st
     ]
 
 
-def contenders(bench: Bench, predicted: Simulator) -> dict[str, Plan]:
-    samples = even(bench.info.global_batch, bench.limits)
+def contenders(context: JobContext, predicted: Simulator) -> dict[str, Plan]:
+    samples = even(context.info.global_batch, context.limits)
     default = default_plan(samples)
-    ddp = [replace(default, comm=replace(default.comm, bucket_bytes=size)) for size in HAND_BUCKETS_BYTES]
-    factors = worthwhile_factors(bench.graph, bench.cluster, samples)
+    ddp = [replace(default, comm=replace(default.comm, bucket_bytes=size)) for size in TUNED_BUCKETS_BYTES]
+    factors = worthwhile_factors(context.graph, context.cluster, samples)
 
     def ours(layers: tuple[str, ...], collective: str = "ring") -> Plan:
         of_size: dict[int, list[Plan]] = {}
         for plan in scheduled(samples, layers, collective):
             of_size.setdefault(plan.comm.partition_bytes, []).append(plan)
         ranked = sorted(of_size.values(), key=lambda same: min(map(predicted.step_s, same)))
-        return fastest(bench, [plan for same in ranked[:MEASURED] for plan in same])
+        return fastest(context, [plan for same in ranked[:MEASURED] for plan in same])
 
-    plans = {"plain overlap": default, "DDP, best bucket": fastest(bench, ddp), "priority and crossing": ours(())}
+    plans = {"plain overlap": default, "DDP, best bucket": fastest(context, ddp), "priority and crossing": ours(())}
     if factors:
         plans["with factors"] = ours(factors)
     everything = [
@@ -90,7 +90,7 @@ def contenders(bench: Bench, predicted: Simulator) -> dict[str, Plan]:
     ]
     best_ddp = plans["DDP, best bucket"]
     bucketed = replace(best_ddp, comm=replace(best_ddp.comm, reducer="bucketed"))
-    return plans | {"everything": fastest_in_turn(bench, [*everything, bucketed])}
+    return plans | {"everything": fastest_in_turn(context, [*everything, bucketed])}
 
 
 def main() -> None:
@@ -98,19 +98,19 @@ def main() -> None:
     control = start_control()
     job = Job(workload=workload, clusters=(cluster_name,), results=Path(out).parent)
     (cluster,) = check_job(job, control.size)
-    bench = set_up(job, cluster, control)
+    context = set_up(job, cluster, control)
     if not control.is_leader:
-        follow(control, bench.runner)
+        follow(control, context.runner)
         return
-    costs = cost_model(bench.graph, bench.cluster)
-    predicted = Simulator(bench.info, bench.graph, costs)
-    ideal = Simulator(bench.info, bench.graph, replace(costs, transports={}))
-    plans = contenders(bench, predicted)
-    measured = bench.crew.contest(list(plans.values()), ROUNDS, TURN)
+    costs = cost_model(context.graph, context.cluster)
+    predicted = Simulator(context.info, context.graph, costs)
+    ideal = Simulator(context.info, context.graph, replace(costs, transports={}))
+    plans = contenders(context, predicted)
+    measured = context.workers.compare(list(plans.values()), ROUNDS, TURN)
     cell = GainCell(
-        workload=bench.info.name,
-        cluster=bench.cluster,
-        label=bench.cluster.label,
+        workload=context.info.name,
+        cluster=context.cluster,
+        label=context.cluster.label,
         environment=describe_environment(),
         contenders=tuple(
             Contender(
@@ -124,7 +124,7 @@ def main() -> None:
         ),
     )
     write_json(Path(out), cell)
-    bench.crew.dismiss()
+    context.workers.dismiss()
 
 
 if __name__ == "__main__":

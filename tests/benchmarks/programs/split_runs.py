@@ -9,14 +9,16 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.bench import Bench
-from autotune.job import Job
+from autotune.jobs.context import JobContext
+from autotune.jobs.job import Job
+from autotune.jobs.online_job import make_controller
 from autotune.online.candidates import Parts
-from autotune.retune import make_controller
-from autotune.simulate.cost import compute_s
+from autotune.results.store.environment import describe_environment
+from autotune.results.store.store import write_json
 from autotune.simulate.limit import stated_sample_s
-from results.environment import describe_environment
-from results.store import write_json
+from autotune.simulate.roofline import compute_s
+from autotune.workloads.plan import MIB, BatchPlan, CommPlan, Plan
+from autotune.workloads.split import RankCost, balanced, even
 from tests.benchmarks.split_runs import (
     BALANCE_STEPS,
     CLUSTER,
@@ -31,9 +33,7 @@ from tests.benchmarks.split_runs import (
     balance_file,
     disturbances,
 )
-from tests.benchmarks.steered import Noted, on_bench, trained
-from workloads.plan import MIB, BatchPlan, CommPlan, Plan
-from workloads.split import RankCost, balanced, even
+from tests.benchmarks.steered import Noted, on_context, trained
 
 ONLY_SAMPLES = Parts(partition=False, codec=False, collective=False)
 COMM = CommPlan(bucket_bytes=MIB // 2)
@@ -44,55 +44,55 @@ def plan_of(samples: tuple[int, ...]) -> Plan:
     return Plan(batch=BatchPlan(samples=samples), comm=COMM)
 
 
-def best_split(bench: Bench) -> tuple[int, ...]:
-    total = bench.info.global_batch
-    times = [[compute_s(bench.graph, device, count) for count in (8, 40)] for device in bench.cluster.devices]
+def best_split(context: JobContext) -> tuple[int, ...]:
+    total = context.info.global_batch
+    times = [[compute_s(context.graph, device, count) for count in (8, 40)] for device in context.cluster.devices]
     slopes = [(many - few) / 32 for few, many in times]
     lines = [
         RankCost(fixed_s=few - 8 * slope, per_sample_s=slope) for (few, _), slope in zip(times, slopes, strict=True)
     ]
-    return balanced(lines, total, bench.limits)
+    return balanced(lines, total, context.limits)
 
 
-def measure_balance(job: Job, bench: Bench, folder: Path, num_steps: int) -> None:
-    total = bench.info.global_batch
-    start = plan_of(even(total, bench.limits))
-    noted = Noted(make_controller(job, bench, start, lambda _: None, ONLY_SAMPLES).decide, [])
-    done = trained(bench, start, num_steps, noted)
-    best = best_split(bench)
-    times = [compute_s(bench.graph, device, n) for device, n in zip(bench.cluster.devices, best, strict=True)]
+def measure_balance(job: Job, context: JobContext, folder: Path, num_steps: int) -> None:
+    total = context.info.global_batch
+    start = plan_of(even(total, context.limits))
+    noted = Noted(make_controller(job, context, start, lambda _: None, ONLY_SAMPLES).decide, [])
+    done = trained(context, start, num_steps, noted)
+    best = best_split(context)
+    times = [compute_s(context.graph, device, n) for device, n in zip(context.cluster.devices, best, strict=True)]
     write_json(
         balance_file(folder, job.workload, total),
         Balance(
             command="nox -s split",
-            label=bench.cluster.label,
+            label=context.cluster.label,
             workload=job.workload,
             global_batch=total,
             splits=tuple(row.samples for row in noted.rows),
             compute_s=tuple(row.compute_s for row in noted.rows),
             steps_s=done.measured.steps_s,
-            ideal_samples_per_s=sum(1 / seconds for seconds in stated_sample_s(bench.graph, bench.cluster)),
+            ideal_samples_per_s=sum(1 / seconds for seconds in stated_sample_s(context.graph, context.cluster)),
             least_imbalance=max(times) / (sum(times) / len(times)) - 1,
             environment=describe_environment(),
         ),
     )
 
 
-def measure_disturbance(job: Job, bench: Bench, folder: Path, num_steps: int) -> None:
-    static = plan_of(best_split(bench))
-    controller = make_controller(job, bench, static, lambda _: None, ONLY_SAMPLES)
+def measure_disturbance(job: Job, context: JobContext, folder: Path, num_steps: int) -> None:
+    static = plan_of(best_split(context))
+    controller = make_controller(job, context, static, lambda _: None, ONLY_SAMPLES)
     curves: dict[str, Curve] = {}
     for name, plan, decide in (
-        (EVEN, plan_of(even(bench.info.global_batch, bench.limits)), None),
+        (EVEN, plan_of(even(context.info.global_batch, context.limits)), None),
         (STATIC, static, None),
         (RETUNED, static, controller.decide),
     ):
-        done = trained(bench, plan, num_steps, decide)
+        done = trained(context, plan, num_steps, decide)
         made = tuple(controller.decisions) if name == RETUNED else ()
         curves[name] = Curve(steps_s=done.measured.steps_s, losses=done.losses, decisions=made)
         found = Disturbed(
             command="nox -s split",
-            label=bench.cluster.label,
+            label=context.cluster.label,
             disturbances=tuple(disturbances()),
             curves=curves,
             environment=describe_environment(),
@@ -111,11 +111,11 @@ def main() -> None:
     batch = {"global_batch": str(options.batch)}
     job = Job(workload=options.workload, clusters=(CLUSTER,), results=options.folder, options=batch)
     if options.what == "balance":
-        on_bench(job, lambda bench: measure_balance(job, bench, options.folder, options.steps or BALANCE_STEPS))
+        on_context(job, lambda context: measure_balance(job, context, options.folder, options.steps or BALANCE_STEPS))
     else:
         job = replace(job, replay=str(options.folder / "disturbance.toml"))
         num_steps = options.steps or EPOCH * NUM_EPOCHS
-        on_bench(job, lambda bench: measure_disturbance(job, bench, options.folder, num_steps))
+        on_context(job, lambda context: measure_disturbance(job, context, options.folder, num_steps))
 
 
 main()

@@ -15,16 +15,16 @@ from statistics import median
 
 import torch
 
-from autotune.runtime.control import start_control
-from autotune.runtime.groups import Groups
-from autotune.runtime.tracing import samplers_for
-from autotune.runtime.trainer import Seat, Trainer
-from profilers.torch_trace import OpTrace
-from results.environment import describe_environment
-from results.stats import speedup
-from workloads.cluster import load_cluster
-from workloads.plan import BatchPlan, CommPlan, Plan
-from workloads.registry import load_workload
+from autotune.profilers.torch_trace import OpTrace
+from autotune.results.judge.stats import speedup
+from autotune.results.store.environment import describe_environment
+from autotune.runtime.control.mpi import start_control
+from autotune.runtime.train.tracing import samplers_for
+from autotune.runtime.train.trainer import RankContext, Trainer
+from autotune.runtime.transport.groups import Groups
+from autotune.workloads.cluster import load_cluster
+from autotune.workloads.plan import BatchPlan, CommPlan, Plan
+from autotune.workloads.registry import load_workload
 
 ROUNDS, STEPS = 200, 5
 KINDS = (
@@ -42,7 +42,7 @@ workload = load_workload("vgg", {})
 cluster = load_cluster("this-machine").for_ranks(control.size)
 even = workload.global_batch // control.size
 plan = Plan(batch=BatchPlan(samples=(even,) * control.size), comm=CommPlan(bucket_bytes=1 << 18))
-seat = Seat(
+rank_context = RankContext(
     rank=control.rank,
     device=cluster.devices[control.rank],
     torch_device=torch.device("cpu"),
@@ -55,7 +55,7 @@ def run(trainer: Trainer, kind: str) -> tuple[float, float]:
     """The median step of a few, with what this kind records, and the processor time of one."""
     with ExitStack() as stack:
         if kind == "counters at 10 Hz":
-            for sampler in samplers_for(seat):
+            for sampler in samplers_for(rank_context):
                 stack.enter_context(sampler)
         if kind == "torch.profiler":
             stack.enter_context(OpTrace())
@@ -70,7 +70,9 @@ def run(trainer: Trainer, kind: str) -> tuple[float, float]:
 with ExitStack() as opened:
     plain = opened.enter_context(groups.open("gloo", timeout_s=300))
     traced = opened.enter_context(groups.open("gloo", timeout_s=300, traced=True))
-    trainers = [Trainer(workload, plan, traced if kind.startswith("traced") else plain, seat, seed=0) for kind in KINDS]
+    trainers = [
+        Trainer(workload, plan, traced if kind.startswith("traced") else plain, rank_context, seed=0) for kind in KINDS
+    ]
     for trainer, kind in zip(trainers, KINDS, strict=True):
         run(trainer, kind)
     rounds: list[list[float]] = [[] for _ in KINDS]

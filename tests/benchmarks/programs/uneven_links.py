@@ -24,14 +24,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autotune.job import LAB_VARIABLE
-from autotune.runtime.control import Control, start_control
-from autotune.runtime.groups import Groups
-from autotune.runtime.shard_group import CHUNK_BYTES, ShardGroup
+from autotune.results.judge.stats import speedup
+from autotune.results.store.environment import LAB_VARIABLE, describe_environment
+from autotune.runtime.control.mpi import Control, start_control
+from autotune.runtime.transport.groups import Groups
+from autotune.runtime.transport.shard_group import CHUNK_BYTES, ShardGroup
 from autotune.simulate.collectives import all_reduce_loads, owned_shares
-from results.environment import describe_environment
-from results.stats import speedup
-from workloads.cluster import Cluster, load_cluster
+from autotune.workloads.cluster import Cluster, load_cluster
 
 RING = "ring"
 

@@ -9,12 +9,12 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 
-from autotune.bench import Bench, set_up
-from autotune.job import Job, check_job
-from autotune.runtime.control import start_control
-from autotune.runtime.crew import follow
-from autotune.runtime.trial import Effort
-from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
+from autotune.jobs.context import JobContext, set_up
+from autotune.jobs.job import Job, check_job
+from autotune.runtime.control.mpi import start_control
+from autotune.runtime.trial.runner import Budget
+from autotune.runtime.trial.workers import follow
+from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
 
 KIB = 1024
 BATCH = 16
@@ -37,21 +37,21 @@ def plans() -> list[Plan]:
     return [*map(plan, SPLITS), *(plan(*chosen) for chosen in knobs)]
 
 
-def measure(bench: Bench) -> list[float]:
-    effort = Effort(warmup=1, steps=2, timeout_s=600)
-    return [median(m.steps_s) for m in bench.crew.contest(plans(), 6, effort)]
+def measure(context: JobContext) -> list[float]:
+    budget = Budget(warmup=1, steps=2, timeout_s=600)
+    return [median(m.steps_s) for m in context.workers.compare(plans(), 6, budget)]
 
 
 control = start_control()
 job = Job(workload="vgg", options={"global_batch": str(BATCH)}, clusters=(sys.argv[1],), results=Path(sys.argv[2]))
 (cluster,) = check_job(job, control.size)
-bench = set_up(dataclasses.replace(job, transports=("gloo",)), cluster, control)
+context = set_up(dataclasses.replace(job, transports=("gloo",)), cluster, control)
 if control.is_leader:
-    steps_s = measure(bench)
-    bench.crew.dismiss()
+    steps_s = measure(context)
+    context.workers.dismiss()
     splits = [[*split, step_s] for split, step_s in zip(SPLITS, steps_s, strict=False)]
-    sys.stdout.write(json.dumps({"label": bench.cluster.label, "plans_s": steps_s, "splits_s": splits}) + "\n")
+    sys.stdout.write(json.dumps({"label": context.cluster.label, "plans_s": steps_s, "splits_s": splits}) + "\n")
     sys.stdout.flush()
 else:
-    follow(control, bench.runner)
+    follow(control, context.runner)
 control.share(None)

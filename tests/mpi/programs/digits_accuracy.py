@@ -9,12 +9,12 @@ import sys
 
 import torch
 
-from autotune.runtime.control import start_control
-from autotune.runtime.groups import Groups
-from autotune.runtime.trainer import Seat, Trainer
-from workloads.cluster import load_cluster
-from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
-from workloads.registry import load_workload
+from autotune.runtime.control.mpi import start_control
+from autotune.runtime.train.trainer import RankContext, Trainer
+from autotune.runtime.transport.groups import Groups
+from autotune.workloads.cluster import load_cluster
+from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
+from autotune.workloads.registry import load_workload
 
 NUM_STEPS = 300
 """Until accuracy hardly rises any more: halfway there plans are apart by more than they are in the end."""
@@ -36,10 +36,12 @@ torch.set_num_threads(1)
 control = start_control()
 workload = load_workload("digits")
 groups = Groups(control, load_cluster("this-machine").for_ranks(control.size))
-seat = Seat(rank=control.rank, device=load_cluster("this-machine").devices[0], torch_device=torch.device("cpu"))
+rank_context = RankContext(
+    rank=control.rank, device=load_cluster("this-machine").devices[0], torch_device=torch.device("cpu")
+)
 for name, plan in (CODECS if sys.argv[1:] == ["codecs"] else PLANS).items():
     with groups.open("gloo", timeout_s=60) as group:
-        trainer = Trainer(workload, plan, group, seat, seed=0)
+        trainer = Trainer(workload, plan, group, rank_context, seed=0)
         for _ in range(NUM_STEPS):
             trainer.step()
         accuracy = workload.accuracy(trainer.model)  # type: ignore[attr-defined]

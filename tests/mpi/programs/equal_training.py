@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
-from autotune.runtime.comm.engine import Engine
-from autotune.runtime.comm.exchange import Setting
-from autotune.runtime.control import Control, start_control
-from autotune.runtime.groups import Groups
-from workloads.cluster import load_cluster
-from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
-from workloads.registry import load_workload
-from workloads.split import bounds, proportional
+from autotune.runtime.control.mpi import Control, start_control
+from autotune.runtime.reduce.cross_step import Engine
+from autotune.runtime.reduce.scheduled import Setting
+from autotune.runtime.transport.groups import Groups
+from autotune.workloads.cluster import load_cluster
+from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
+from autotune.workloads.registry import load_workload
+from autotune.workloads.split import bounds, proportional
 
 NUM_STEPS, DTYPE, MODELS = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
 NUM_PARTS = 10

@@ -11,13 +11,13 @@ import sys
 
 import torch
 
-from autotune.runtime.control import Control, start_control
-from autotune.runtime.groups import Groups
-from autotune.runtime.trainer import Seat, Trainer
-from workloads.cluster import load_cluster
-from workloads.plan import BatchPlan, CommPlan, Plan
-from workloads.registry import load_workload
-from workloads.workload import Workload
+from autotune.runtime.control.mpi import Control, start_control
+from autotune.runtime.train.trainer import RankContext, Trainer
+from autotune.runtime.transport.groups import Groups
+from autotune.workloads.cluster import load_cluster
+from autotune.workloads.plan import BatchPlan, CommPlan, Plan
+from autotune.workloads.registry import load_workload
+from autotune.workloads.workload import Workload
 
 NUM_STEPS = 2
 
@@ -58,9 +58,11 @@ def split(total: int, parts: int, generator: random.Random) -> tuple[int, ...]:
 
 
 def check(workload: Workload, dtype: str, plan: Plan, groups: Groups, control: Control) -> None:
-    seat = Seat(rank=control.rank, device=load_cluster("this-machine").devices[0], torch_device=torch.device("cpu"))
+    rank_context = RankContext(
+        rank=control.rank, device=load_cluster("this-machine").devices[0], torch_device=torch.device("cpu")
+    )
     with groups.open(plan.comm.transport, timeout_s=30) as group:
-        trainer = Trainer(workload, plan, group, seat, seed=3)
+        trainer = Trainer(workload, plan, group, rank_context, seed=3)
         for _ in range(NUM_STEPS):
             trainer.step()
         ours = [p.grad.clone() if p.grad is not None else torch.zeros_like(p) for p in trainer.model.parameters()]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from autotune.cli import main
-from autotune.runtime import control
+from autotune.cli.main import main
+from autotune.runtime.control.mpi import mpi as control
 
 original = control.Control.broadcast
 orders = [0]

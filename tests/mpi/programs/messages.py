@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from autotune.runtime.control import start_control
-from autotune.runtime.exchanges import AllGather, AllReduce, Broadcast, Message, Seated
-from autotune.runtime.groups import Groups
-from workloads.cluster import load_cluster
+from autotune.runtime.control.mpi import start_control
+from autotune.runtime.probe.timed_collectives import AllGather, AllReduce, Broadcast, GroupMember, Message
+from autotune.runtime.transport.groups import Groups
+from autotune.workloads.cluster import load_cluster
 
 BYTES_PER_S, LATENCY_S = 50e6 / 8, 0.01
 CLUSTER = """
@@ -101,11 +101,16 @@ for name in ("this-machine", str(path)):
         tell(f"{where}: amid collectives", ok=amid_collectives(group))
         if cluster.is_emulated:
             tell(f"{where}: takes its time", ok=takes_its_time(group))
-        seat = Seated(group=group, device=torch.device("cpu"))
-        for exchange in (Message(seat, 0, size - 1), AllReduce(seat), AllGather(seat), Broadcast(seat)):
+        rank_context = GroupMember(group=group, device=torch.device("cpu"))
+        for exchange in (
+            Message(rank_context, 0, size - 1),
+            AllReduce(rank_context),
+            AllGather(rank_context),
+            Broadcast(rank_context),
+        ):
             checked = exchange.check(exchange.size_of(4096)) == 0
             took_s = exchange.loop(exchange.size_of(4096), 2)
             tell(f"{where}: {type(exchange).__name__}", ok=checked and took_s >= 0)
             del exchange
-        del group, seat
+        del group, rank_context
 control.share(None)

@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from autotune.api import parallelize
-from autotune.runtime.control import start_control
-from autotune.runtime.data import Batches
-from workloads.plan import BatchPlan, CommPlan, Plan
+from autotune.runtime.control.mpi import start_control
+from autotune.runtime.data.batches import Batches
+from autotune.workloads.plan import BatchPlan, CommPlan, Plan
 
 TOTAL, EPOCHS, SLOW_FROM = 32, 2, 20
 SAMPLE_S = 0.002

@@ -13,10 +13,10 @@ from torch.utils.data import TensorDataset
 
 import autotune.api
 from autotune.api import parallelize
-from autotune.runtime.control import start_control
-from autotune.runtime.data import Batches
-from results.decision import LOOK, NETWORK, Decision
-from workloads.plan import BatchPlan, CommPlan, Plan
+from autotune.results.store.decision import LOOK, NETWORK, Decision
+from autotune.runtime.control.mpi import start_control
+from autotune.runtime.data.batches import Batches
+from autotune.workloads.plan import BatchPlan, CommPlan, Plan
 
 TOTAL, EPOCHS = 32, 2
 torch.set_num_threads(1)
@@ -41,7 +41,7 @@ LOOKS = (8, 22)
 class Scripted:
     """Decides what the script says."""
 
-    def __init__(self, _model, plan, _mix, on_decision):
+    def __init__(self, _model, plan, _cluster, on_decision):
         self._plan, self._on_decision, self.looks = plan, on_decision, 0
 
     def decide(self, row):

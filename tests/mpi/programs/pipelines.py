@@ -14,17 +14,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from autotune.runtime.control import Control, start_control
-from autotune.runtime.groups import Groups
-from autotune.runtime.pipeline.batch_cut import even_cut
-from autotune.runtime.pipeline.executor import Executor
-from autotune.runtime.pipeline.torch_chain import TorchChain
+from autotune.runtime.control.mpi import Control, start_control
+from autotune.runtime.placed.batch_cut import even_cut
+from autotune.runtime.placed.executor import Executor
+from autotune.runtime.placed.torch_chain import TorchChain
+from autotune.runtime.transport.groups import Groups
 from autotune.schedule.answer import torch_csv
 from autotune.schedule.classic import classic_orders, find_chain
 from autotune.schedule.search import search
 from autotune.schedule.timing import timetable
-from tests.autotune.runtime.pipeline.branches import Parting, k_placed, parting_batch
-from tests.autotune.runtime.pipeline.placements import (
+from autotune.workloads.blocks import split_backward
+from autotune.workloads.cluster import load_cluster
+from autotune.workloads.models import gpt, resnet
+from tests.autotune.runtime.placed.branches import Parting, k_placed, parting_batch
+from tests.autotune.runtime.placed.placements import (
     m_vocabulary,
     nn_vocabulary,
     untied,
@@ -32,10 +35,7 @@ from tests.autotune.runtime.pipeline.placements import (
     with_auxiliary_loss,
     x_placed,
 )
-from tests.autotune.runtime.pipeline.reference import batch_of, reference, seeded
-from workloads.blocks import split_backward
-from workloads.cluster import load_cluster
-from workloads.models import gpt, resnet
+from tests.autotune.runtime.placed.reference import batch_of, reference, seeded
 
 NUM = 4
 

@@ -6,28 +6,28 @@ import json
 import sys
 from pathlib import Path
 
-from autotune.bench import set_up
-from autotune.job import Job, check_job
-from autotune.quality import judge
-from autotune.runtime.control import start_control
-from autotune.runtime.crew import follow
-from workloads.plan import CommPlan, CompressionPlan
+from autotune.jobs.context import set_up
+from autotune.jobs.job import Job, check_job
+from autotune.jobs.quality import judge
+from autotune.runtime.control.mpi import start_control
+from autotune.runtime.trial.workers import follow
+from autotune.workloads.plan import CommPlan, CompressionPlan
 
 control = start_control()
 job = Job(workload="digits", clusters=("this-machine",), results=Path(sys.argv[1]))
 (cluster,) = check_job(job, control.size)
-bench = set_up(job, cluster, control)
+context = set_up(job, cluster, control)
 if control.is_leader:
     averaged = CommPlan(reducer="averaged", average_every=2)
     cases = {
-        "fp16": judge(bench, CompressionPlan(codec="fp16"), timeout_s=60),
-        "int8": judge(bench, CompressionPlan(codec="int8"), timeout_s=60),
-        "almost nothing": judge(bench, CompressionPlan(codec="topk", top_share=1e-4), timeout_s=60),
-        "averaged": judge(bench, CompressionPlan(), averaged, timeout_s=60),
+        "fp16": judge(context, CompressionPlan(codec="fp16"), timeout_s=60),
+        "int8": judge(context, CompressionPlan(codec="int8"), timeout_s=60),
+        "almost nothing": judge(context, CompressionPlan(codec="topk", top_share=1e-4), timeout_s=60),
+        "averaged": judge(context, CompressionPlan(), averaged, timeout_s=60),
     }
     for name, quality in cases.items():
         case = {"name": name, "holds": quality.holds, "cosine": quality.cosine, "lost": quality.lost}
         sys.stdout.write(json.dumps(case | {"text": str(quality)}) + "\n")
-    bench.crew.dismiss()
+    context.workers.dismiss()
 else:
-    follow(control, bench.runner)
+    follow(control, context.runner)

@@ -16,7 +16,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from autotune.runtime.control import launched_rank
+from autotune.runtime.control.mpi import launched_rank
 
 
 def script_at(path: str, evaluated: list[float]) -> Any:

@@ -8,17 +8,17 @@ import time
 
 import torch
 
-from autotune.bench import capture_workload
-from autotune.runtime.control import start_control
-from autotune.runtime.groups import Groups
-from autotune.runtime.tracing import ClockOffset, traced_step
-from autotune.runtime.trainer import Seat, Trainer
-from profilers.activity import Activity
-from profilers.breakdown import Breakdown, break_down
-from profilers.timeline import Timeline
-from workloads.cluster import load_cluster
-from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
-from workloads.registry import load_workload
+from autotune.jobs.context import capture_workload
+from autotune.profilers.activity import Activity
+from autotune.profilers.breakdown import Breakdown, break_down
+from autotune.profilers.timeline import Timeline
+from autotune.runtime.control.mpi import start_control
+from autotune.runtime.train.tracing import ClockOffset, traced_step
+from autotune.runtime.train.trainer import RankContext, Trainer
+from autotune.runtime.transport.groups import Groups
+from autotune.workloads.cluster import load_cluster
+from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
+from autotune.workloads.registry import load_workload
 
 torch.set_num_threads(1)
 control = start_control()
@@ -52,9 +52,9 @@ def trace(
     reducer, transport = way
     cluster = load_cluster(cluster_name).for_ranks(size)
     graph = capture_workload(workload, 0) if cluster.is_emulated else None
-    seat = Seat(rank=rank, device=cluster.devices[rank], torch_device=torch.device("cpu"), graph=graph)
+    rank_context = RankContext(rank=rank, device=cluster.devices[rank], torch_device=torch.device("cpu"), graph=graph)
     with groups.open(transport, timeout_s=30, traced=True) as group:
-        trainer = Trainer(workload, plan_for(reducer, transport, workload.global_batch), group, seat, seed=0)
+        trainer = Trainer(workload, plan_for(reducer, transport, workload.global_batch), group, rank_context, seed=0)
         for _ in range(3):
             trainer.step()
         if rank == size - 1:

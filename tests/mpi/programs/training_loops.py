@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 import autotune
-from autotune.runtime.control import launched_rank, launched_ranks
-from workloads.errors import SpecError
-from workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
+from autotune.runtime.control.mpi import launched_rank, launched_ranks
+from autotune.workloads.errors import SpecError
+from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
 
 SIZE = launched_ranks() or 1
 SAMPLES = {1: (8,), 2: (5, 3), 3: (4, 1, 3)}[SIZE]

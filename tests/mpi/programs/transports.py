@@ -9,12 +9,12 @@ import time
 import torch
 import torch.distributed as dist
 
-from autotune.runtime.control import start_control
-from autotune.runtime.groups import Groups
-from autotune.runtime.traced_group import TracedGroup, taken
+from autotune.runtime.control.mpi import start_control
+from autotune.runtime.transport.groups import Groups
+from autotune.runtime.transport.traced_group import TracedGroup, taken
 from autotune.simulate.collectives import server_shares, shard_loads
-from workloads.cluster import load_cluster
-from workloads.errors import SpecError
+from autotune.workloads.cluster import load_cluster
+from autotune.workloads.errors import SpecError
 
 CASES = (("gloo", "ring"), ("mpi", "ring"), ("gloo", "shards"), ("gloo", "server"))
 REFUSED = (("mpi", "shards", ()), ("gloo", "tree", ()), ("gloo", "server", ()), ("gloo", "server", (99,)))

@@ -14,11 +14,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from workloads.errors import MissingDependencyError, SpecError
-from workloads.models import digits, resnet, text
-from workloads.models.base import SupervisedWorkload
-from workloads.registry import load_workload
-from workloads.workload import Workload
+from autotune.workloads.errors import MissingDependencyError, SpecError
+from autotune.workloads.models import digits, resnet, text
+from autotune.workloads.models.base import SupervisedWorkload
+from autotune.workloads.registry import load_workload
+from autotune.workloads.workload import Workload
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SIZED = ("mlp", "vgg", "resnet", "gpt")

@@ -1,0 +1,284 @@
+"""What may be typed: commands and their options. What they mean is for `autotune.cli.main` and the modules it calls."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from autotune.jobs.question import METHODS, OBJECTIVES
+from autotune.workloads.cluster import cluster_names
+from autotune.workloads.plan import CODECS, ONE_ROUND_CODECS
+from autotune.workloads.registry import workload_names
+from autotune.workloads.scenario_file import scenario_names
+
+DISTRIBUTION = "hetero-autotune"
+DESCRIPTION = "Train a neural network fast on whatever mix of devices you have: measure plans under MPI, keep the best."
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="autotune", description=DESCRIPTION)
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="the version that is installed")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_doctor(commands)
+    _add_sweep(commands)
+    _add_train(commands)
+    _add_race(commands)
+    _add_profile(commands)
+    _add_simulate(commands)
+    _add_plan(commands)
+    _add_schedule(commands)
+    _add_best(commands)
+    _add_report(commands)
+    _add_compare(commands)
+    _add_lab(commands)
+    return parser
+
+
+class _ShowVersion(argparse.Action):
+    """Asks for the version only when it is to be shown."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        sys.stdout.write(f"{parser.prog} {_version()}\n")
+        parser.exit()
+
+
+def _version() -> str:
+    from importlib import metadata  # noqa: PLC0415 - the other commands start faster without it
+
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return f"(version unknown: {DISTRIBUTION} is not installed, this is a source folder)"
+
+
+def _common(commands: Any, name: str, help_text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=help_text, description=help_text)
+    parser.add_argument(
+        "--results", type=Path, metavar="DIR", help="results folder (default: $AUTOTUNE_RESULTS or results/data)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+    parser.add_argument("--quiet", action="store_true", help="no progress, only the result")
+    return parser
+
+
+def _job_options(parser: argparse.ArgumentParser, *, several_clusters: bool) -> None:
+    mixes = ", ".join(cluster_names())
+    several = "; several, separated by commas, are ranked" if several_clusters else ""
+    parser.add_argument(
+        "--workload",
+        default="vgg",
+        metavar="NAME|module:factory",
+        help=f"(default vgg) one of {', '.join(workload_names())}; or your own",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option of the workload, such as global_batch=128",
+    )
+    parser.add_argument(
+        "--cluster", default="this-machine", metavar="NAME|FILE.toml", help=f"device mix: {mixes}; or your own{several}"
+    )
+    parser.add_argument("--ranks", type=int, metavar="N", help="start mpirun with N ranks on this machine, and say so")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of data order, model and search (default 0)")
+    parser.add_argument(
+        "--rounds", type=int, default=10, metavar="N", help="rounds of the interleaved comparison (default 10)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=120.0, metavar="S", help="time limit of one trial in seconds (default 120)"
+    )
+
+
+def _trace_option(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--trace", type=Path, metavar="FILE", help=f"write {what}, for ui.perfetto.dev")
+
+
+def _add_doctor(commands: Any) -> None:
+    parser = _common(commands, "doctor", "what this machine can do, and the fix for what it cannot")
+    parser.add_argument("--ranks", type=int, default=4, metavar="N", help="ranks you mean to start (default 4)")
+    parser.set_defaults(asked="doctor")
+
+
+def _add_sweep(commands: Any) -> None:
+    parser = _common(
+        commands, "sweep", "measure plans on all ranks, keep the best, report (the main job; run it under mpirun)"
+    )
+    _job_options(parser, several_clusters=True)
+    parser.add_argument("--trials", type=int, default=20, metavar="T", help="plans the search may measure (default 20)")
+    parser.add_argument("--time", type=float, metavar="S", help="stop searching after S seconds")
+    parser.add_argument("--study", metavar="NAME", help="name of the study (default: the workload's)")
+    parser.add_argument(
+        "--sampler", default="tpe", choices=("tpe", "random"), help="random is the control: same budget, no guidance"
+    )
+    parser.add_argument(
+        "--allow-lossy",
+        action="store_true",
+        help="let the search use codecs that change gradients, under a quality guard",
+    )
+    parser.add_argument(
+        "--codecs",
+        default=",".join(ONE_ROUND_CODECS),
+        metavar="LIST",
+        help=f"codecs to choose from, if lossy ones are allowed: {', '.join(CODECS)} (default %(default)s)",
+    )
+    parser.add_argument(
+        "--transports", default="gloo,mpi", metavar="LIST", help="transports to choose from (default gloo,mpi)"
+    )
+    parser.add_argument("--warmup", type=int, default=2, metavar="N", help="unscored steps per trial (default 2)")
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help="scored steps per trial (default: about a second of them, at least 5)"
+    )
+    parser.set_defaults(asked="sweep")
+
+
+def _add_train(commands: Any) -> None:
+    parser = _common(
+        commands, "train", "train with a plan, and show how it compares with the default (run it under mpirun)"
+    )
+    _job_options(parser, several_clusters=False)
+    parser.add_argument(
+        "--plan", default="best", metavar="best|FILE", help="the plan kept by the last sweep, or a file"
+    )
+    parser.add_argument("--steps", type=int, default=100, metavar="K", help="optimizer steps (default 100)")
+    parser.add_argument(
+        "--replay",
+        metavar="NAME|FILE.toml",
+        help=f"a trace of changing bandwidths and speeds: {', '.join(scenario_names())}; or your own",
+    )
+    _trace_option(parser, "one step of all ranks, with torch's ops and device counters")
+    parser.add_argument(
+        "--online", action="store_true", help="follow devices and links that change: move samples while training"
+    )
+    parser.set_defaults(asked="train")
+
+
+def _add_race(commands: Any) -> None:
+    text = (
+        "torch DDP in several forms and our plans, tuned with equal steps, then measured in turn (run it under mpirun)"
+    )
+    parser = _common(commands, "race", text)
+    _job_options(parser, several_clusters=False)
+    parser.add_argument("--trials", type=int, default=10, metavar="T", help="plans each contender may try (default 10)")
+    parser.add_argument("--warmup", type=int, default=2, metavar="N", help="unscored steps per trial (default 2)")
+    parser.add_argument("--steps", type=int, default=4, metavar="N", help="scored steps per trial (default 4)")
+    parser.set_defaults(asked="race")
+
+
+def _add_profile(commands: Any) -> None:
+    text = "measure what each op, link and collective costs, and keep it for predictions (run it under mpirun)"
+    parser = _common(commands, "profile", text)
+    _job_options(parser, several_clusters=False)
+    parser.add_argument(
+        "--transports", default="gloo,mpi", metavar="LIST", help="transports to measure (default gloo,mpi)"
+    )
+    _trace_option(parser, "one step of all ranks under torch DDP, with torch's ops and device counters")
+    parser.set_defaults(asked="profile")
+
+
+def _prediction_options(parser: argparse.ArgumentParser) -> None:
+    _job_options(parser, several_clusters=False)
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="take costs from this profile (default: the kept one of this workload and mix, else the mix's own statements)",
+    )
+    parser.add_argument(
+        "--what-if",
+        action="append",
+        default=[],
+        metavar="EDIT",
+        help="bandwidth*2, bandwidth.host3=1 Gbit/s, latency*10, speed.rank0*2, add=DEVICE, remove=HOST, batch=128",
+    )
+
+
+def _add_simulate(commands: Any) -> None:
+    parser = _common(
+        commands, "simulate", "predict the step of a plan on a mix: time, breakdown, memory (no MPI needed)"
+    )
+    _prediction_options(parser)
+    parser.add_argument(
+        "--plan",
+        metavar="best|default|FILE",
+        help="the plan to predict (default: the kept best, else torch DDP's default)",
+    )
+    _trace_option(parser, "the predicted step of all ranks")
+    parser.set_defaults(asked="simulate")
+
+
+def _add_plan(commands: Any) -> None:
+    parser = _common(commands, "plan", "the best plan for a mix on predictions alone (no MPI needed)")
+    _prediction_options(parser)
+    parser.add_argument("--objective", default="time", choices=OBJECTIVES)
+    parser.add_argument("--min-throughput", type=float, default=0.0, metavar="X", help="samples per second at least")
+    parser.add_argument("--method", default="descent", choices=METHODS, help="Optuna's TPE and random are controls")
+    parser.add_argument("--allow-lossy", action="store_true", help="let the search round gradients to fp16 or bf16")
+    parser.add_argument("--transports", default="gloo,mpi", metavar="LIST", help="transports to choose from")
+    parser.add_argument("--export", type=Path, metavar="FILE", help="write the plan to a file, for train --plan FILE")
+    parser.set_defaults(asked="plan")
+
+
+def _add_schedule(commands: Any) -> None:
+    parser = _common(commands, "schedule", "the best pipeline schedule of a placement (no MPI needed)")
+    parser.add_argument("file", type=Path, metavar="FILE.json", help="devices, memory, blocks: see docs/schedules.md")
+    parser.add_argument("--micro-batches", type=int, default=32, metavar="N", help="micro-batches to run (default 32)")
+    parser.add_argument("--time", type=float, metavar="S", help="seconds to search (default: few, at most 60)")
+    parser.add_argument(
+        "--csv", type=Path, metavar="FILE", help="write a chain's order for torch.distributed.pipelining"
+    )
+    _trace_option(parser, "the schedule of all devices")
+    parser.set_defaults(asked="schedule")
+
+
+def _add_best(commands: Any) -> None:
+    parser = _common(commands, "best", "the plans kept for reuse")
+    parser.add_argument("--workload", metavar="NAME", help="only this workload's")
+    parser.add_argument("--cluster", metavar="NAME", help="only this mix's")
+    parser.add_argument("--export", type=Path, metavar="FILE", help="write the one plan that is left to a file")
+    parser.set_defaults(asked="best")
+
+
+def _add_report(commands: Any) -> None:
+    parser = _common(commands, "report", "show a study's report again (the latest, if none is named)")
+    parser.add_argument("study", nargs="?", metavar="STUDY")
+    _trace_option(parser, "the traced step of the best plan (or of --trial)")
+    parser.add_argument("--trial", type=int, metavar="N", help="with --trace: the trial to write, by its number")
+    parser.set_defaults(asked="report")
+
+
+def _add_compare(commands: Any) -> None:
+    text = "is B slower than A, beyond noise? Exit code 4 if anything in both is"
+    parser = _common(commands, "compare", text)
+    parser.add_argument("before", metavar="A", help="a study, or a file: comparison, race, report, benchmarks, runs")
+    parser.add_argument("after", metavar="B", help="the same kind, measured later")
+    parser.set_defaults(asked="compare")
+
+
+def _add_lab(commands: Any) -> None:
+    text = "a cluster of Linux namespaces on this machine: real TCP, bandwidth limits, CPU quotas (needs root)"
+    lab = commands.add_parser("lab", help=text, description=text)
+    actions = lab.add_subparsers(title="actions", required=True, metavar="ACTION")
+    helps = {
+        "up": "make the lab that a cluster file describes",
+        "run": "run a command under mpirun on the lab's hosts: lab run -- autotune sweep ...",
+        "status": "the labs that are up",
+        "down": "remove the lab and whatever runs in it",
+    }
+    for action, help_text in helps.items():
+        parser = actions.add_parser(action, help=help_text, description=help_text)
+        parser.add_argument(
+            "--name", default="lab", metavar="LAB", help="several labs can stand side by side (default lab)"
+        )
+        parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+        parser.set_defaults(asked="lab", action=action)
+        if action == "up":
+            parser.add_argument("--cluster", required=True, metavar="NAME|FILE.toml", help="device mix")
+        if action == "run":
+            parser.add_argument(
+                "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run on every rank"
+            )

@@ -1,0 +1,63 @@
+"""`autotune schedule`: read a graph of blocks, search, show or write."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.cli.offline import console, write
+from autotune.cli.terminal import STDERR, is_terminal, terminal_width
+from autotune.profilers.perfetto import check_trace_file, write_trace
+from autotune.schedule.answer import answer_data, as_timeline, torch_csv
+from autotune.schedule.search import Answer, search
+from autotune.workloads.block_file import read_block_graph
+from autotune.workloads.blocks import BlockGraph
+from autotune.workloads.errors import SpecError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What was asked for."""
+
+    file: Path
+    micro_batches: int
+    time_s: float | None
+    csv: Path | None
+    trace: Path | None
+
+
+def schedule(request: Request, *, as_json: bool, quiet: bool) -> int:
+    """The best schedule for a placement."""
+    graph = read_block_graph(request.file)
+    if request.trace is not None:
+        check_trace_file(request.trace)
+    answer = _search(graph, request, silent=as_json or quiet)
+    if request.csv is not None:
+        _write_csv(request.csv, torch_csv(graph, answer.table))
+    if request.trace is not None:
+        write_trace(as_timeline(answer.table), request.trace)
+    if as_json:
+        write(answer_data(answer))
+        return 0
+    from autotune.results.show.schedule_console import show_schedule  # noqa: PLC0415 - rich is not needed for JSON
+
+    show_schedule(console(), answer_data(answer), answer.table)
+    return 0
+
+
+def _search(graph: BlockGraph, request: Request, *, silent: bool) -> Answer:
+    if silent or not is_terminal(STDERR):
+        return search(graph, request.micro_batches, time_s=request.time_s)
+    from autotune.results.show.report_console import make_console  # noqa: PLC0415
+    from autotune.results.show.schedule_console import Ticker  # noqa: PLC0415
+
+    ticker = Ticker(make_console(stream=sys.stderr, terminal=True, width=terminal_width(STDERR)))
+    return search(graph, request.micro_batches, time_s=request.time_s, heard=ticker.heard)
+
+
+def _write_csv(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"cannot write {str(path)!r}: {error.strerror}") from error

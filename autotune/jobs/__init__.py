@@ -1,0 +1,1 @@
+"""Jobs: each command and each training script as a readable list of steps."""

@@ -1,0 +1,287 @@
+"""Set-up that a sweep and a training run share: the workload on every rank, its costs, its seat, the crew.
+
+All ranks call `set_up` together. What fails on one rank only (a user's factory, a missing file) is agreed on, so that
+every rank leaves with the same verdict and rank 0 tells the user which rank it was.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar, cast
+
+import torch
+
+from autotune.jobs.job import Job
+from autotune.jobs.loss_checks import check_loss
+from autotune.lab.replay import lab_surroundings
+from autotune.results.store.environment import LAB_VARIABLE, available_cores, processor_name
+from autotune.results.store.record import Limit, WorkloadInfo
+from autotune.runtime.control.mpi import Control
+from autotune.runtime.data.batches import batches_of
+from autotune.runtime.emulate.replay import Replay
+from autotune.runtime.placed.stages import stage_modules
+from autotune.runtime.train.memory import sample_cap, static_bytes
+from autotune.runtime.train.tracing import ClockOffset
+from autotune.runtime.train.trainer import RankContext
+from autotune.runtime.transport.groups import Groups
+from autotune.runtime.trial.runner import RankRunner
+from autotune.runtime.trial.workers import Workers
+from autotune.search.problem import Problem
+from autotune.simulate.limit import stated_sample_s, step_limit
+from autotune.space.pipeline_points import NO_STAGES, StagedPlans
+from autotune.workloads.capture import COUNTED, capture
+from autotune.workloads.cluster import Cluster
+from autotune.workloads.errors import AutotuneError, InfeasiblePlanError, SpecError
+from autotune.workloads.graph import OpGraph
+from autotune.workloads.plan import ONE_ROUND_CODECS
+from autotune.workloads.registry import load_workload
+from autotune.workloads.scenario import ChangingCluster
+from autotune.workloads.scenario_file import load_scenario
+from autotune.workloads.serial import digest
+from autotune.workloads.split import Bounds, bounds
+from autotune.workloads.workload import PLAIN_LOOP, Loop, Workload, check_no_stages, loop_of
+
+T = TypeVar("T")
+
+_STATE_COPIES = 4
+"""Parameters, gradients, and up to two optimizer moments: what a device holds per parameter byte, for the sample caps."""
+
+
+class AgreedError(AutotuneError):
+    """What went wrong on some rank, known to all of them."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobContext:
+    """Everything a job needs on this rank."""
+
+    workload: Workload
+    info: WorkloadInfo
+    graph: OpGraph
+    cluster: Cluster
+    groups: Groups
+    rank_context: RankContext
+    runner: RankRunner
+    workers: Workers
+    limits: Bounds
+    transports: tuple[str, ...]
+    codecs: tuple[str, ...] = ONE_ROUND_CODECS
+    """What a search that may be lossy chooses from."""
+    changing: ChangingCluster | None = None
+    """The mix under the trace that is replayed, if any."""
+    loop: Loop = PLAIN_LOOP
+    """What the workload states of its training loop."""
+    staged: StagedPlans = NO_STAGES
+    """Plans with pipeline stages that a search may choose."""
+
+    def limit(self) -> Limit | None:
+        """The step time no plan can beat, where the cluster file states the devices' speeds."""
+        if not self.cluster.is_emulated:
+            return None
+        return step_limit(
+            stated_sample_s(self.graph, self.cluster),
+            self.cluster,
+            self.graph,
+            global_batch=self.info.global_batch,
+        )
+
+    @property
+    def problem(self) -> Problem:
+        """What a search must know of this job."""
+        return Problem(
+            global_batch=self.info.global_batch,
+            param_bytes=self.info.param_bytes,
+            graph=self.graph,
+            cluster=self.cluster,
+            limits=self.limits,
+            transports=self.transports,
+            codecs=self.codecs,
+            loop=self.loop,
+            staged=self.staged,
+        )
+
+
+def agreed(control: Control, action: Callable[[], T]) -> T:
+    """Run `action` on every rank; if it fails on any, every rank raises the same error, naming the first that failed."""
+    result: T | None = None
+    fault: tuple[str, int] | None = None
+    try:
+        result = action()
+    except AutotuneError as error:
+        fault = str(error), error.exit_code
+    except Exception as error:  # noqa: BLE001 - a user's factory may raise anything
+        fault = f"{type(error).__name__}: {error}", 1
+    faults = control.share(fault)
+    failed = [(rank, *entry) for rank, entry in enumerate(faults) if entry is not None]
+    if failed:
+        rank, message, exit_code = failed[0]
+        everywhere = len(failed) == control.size
+        raise AgreedError(message if everywhere else f"rank {rank}: {message}", exit_code)
+    return cast("T", result)
+
+
+def set_up(job: Job, cluster: Cluster, control: Control) -> JobContext:
+    """Build the bench of this rank; called by all ranks together."""
+    torch.set_num_threads(max(1, available_cores() // control.size))
+    workload = agreed(control, lambda: load_workload(job.workload, job.options))
+    torch_device = _torch_device(control, cluster)
+    cluster = cluster.on_hardware(control.share(_hardware(torch_device)))
+    graph = agreed(control, lambda: capture_workload(workload, job.seed, name=job.workload))
+    loop = loop_of(workload)
+    info = workload_info(job, workload.global_batch, graph, loop=loop, sync_norm=getattr(workload, "sync_norm", False))
+    limits = agreed(control, lambda: job_bounds(workload, graph, cluster, total=workload.global_batch))
+    groups = agreed(control, lambda: Groups(control, cluster))
+    rank = control.rank
+    changing = ChangingCluster(cluster, load_scenario(job.replay)) if job.replay is not None else None
+    rank_context = RankContext(
+        rank=rank,
+        device=cluster.devices[rank],
+        torch_device=torch_device,
+        graph=graph if cluster.is_emulated else None,
+        is_first_of_host=_first_of_host(control),
+        replay=agreed(control, lambda: _replay(changing, groups, rank)),
+    )
+    ahead_s, error_s = control.clock_offset()
+    clock = ClockOffset(ahead_s=ahead_s, error_s=error_s)
+    runner = RankRunner(workload, groups, rank_context, seed=job.seed, clock=clock, graph=graph)
+    gc.freeze()  # what is there now stays: collecting after each trial need not look at it
+    on_gpu = all(control.share(torch_device.type == "cuda"))
+    return JobContext(
+        workload=workload,
+        info=info,
+        graph=graph,
+        cluster=cluster,
+        groups=groups,
+        rank_context=rank_context,
+        runner=runner,
+        workers=Workers(control, runner),
+        limits=limits,
+        transports=("nccl",) if on_gpu else job.transports,
+        codecs=job.codecs,
+        changing=changing,
+        loop=loop,
+    )
+
+
+def capture_workload(workload: Workload, seed: int, *, name: str = "") -> OpGraph:
+    """The costs of a workload's model, from two tiny forward passes, once its loss is found to be one. `name`: for messages."""
+    torch.manual_seed(seed)
+    model = workload.model()
+    batches = batches_of(workload, (workload.global_batch,), 0, seed=seed)
+    if batches.num_samples < workload.global_batch:
+        raise SpecError(
+            f"workload {workload.name!r} has {batches.num_samples} samples but a global batch of "
+            f"{workload.global_batch}: use a smaller batch or more data"
+        )
+    check_loss(workload, model, batches.fetch, name=name or workload.name)
+    fetched = {count: batches.fetch(torch.arange(count)) for count in COUNTED}
+    return capture(model, lambda count: workload.loss(model, fetched[count]))
+
+
+def with_dataflow(graph: OpGraph, workload: Workload, seed: int) -> OpGraph:
+    """The graph with what flows between its ops, which cuts into stages need and which takes a while to find."""
+    from autotune.workloads.dataflow import with_edges  # noqa: PLC0415 - torch.export is slow to load, and few need it
+
+    torch.manual_seed(seed)
+    model = workload.model()
+    batches = batches_of(workload, (workload.global_batch,), 0, seed=seed)
+    return with_edges(graph, model, lambda count: workload.loss(model, batches.fetch(torch.arange(count))))
+
+
+def with_held_bytes(graph: OpGraph, workload: Workload, seed: int) -> OpGraph:
+    """The graph with what a rank holds between steps, found by taking one: only the optimizer knows its state."""
+    torch.manual_seed(seed)
+    model = workload.model()
+    optimizer = workload.optimizer(model)
+    batches = batches_of(workload, (workload.global_batch,), 0, seed=seed)
+    workload.loss(model, batches.fetch(torch.arange(workload.min_samples))).backward()
+    optimizer.step()
+    return replace(graph, held_bytes=static_bytes(model, optimizer, buffer_bytes=0))
+
+
+def workload_info(
+    job: Job, global_batch: int, graph: OpGraph, *, loop: Loop = PLAIN_LOOP, sync_norm: bool = False
+) -> WorkloadInfo:
+    """The workload as records and reports name it."""
+    settings = [loop.settings] if loop.settings else []
+    return WorkloadInfo(
+        name=job.workload_name,
+        options=dict(job.options),
+        fingerprint=digest([job.workload, job.options, global_batch, graph.fingerprint(), *settings]),
+        global_batch=global_batch,
+        param_bytes=graph.param_bytes,
+        flops_per_sample=graph.flops_per_sample,
+        num_local_norms=0 if sync_norm else num_norms(graph),
+    )
+
+
+def num_norms(graph: OpGraph) -> int:
+    """Layers that normalise by the statistics of the samples at hand."""
+    return sum(op.kind.startswith("BatchNorm") for op in graph.ops)
+
+
+def sample_bounds(workload: Workload, graph: OpGraph, cluster: Cluster, *, total: int) -> Bounds:
+    """Fewest and most samples per rank: the workload's minimum, and what each device's memory holds."""
+    static = _STATE_COPIES * graph.param_bytes
+    passes = loop_of(workload).accumulate
+    caps = [
+        min(total, passes * sample_cap(static, graph.saved_bytes_per_sample, device, total))
+        for device in cluster.devices
+    ]
+    limits = bounds(len(cluster.devices), total, minimum=workload.min_samples)
+    limits.check(total)
+    limits = bounds(len(cluster.devices), total, minimum=workload.min_samples, caps=caps)
+    limits.check(total)
+    return limits
+
+
+def job_bounds(workload: Workload, graph: OpGraph, cluster: Cluster, *, total: int) -> Bounds:
+    """The same, but a model that fits no device and can be cut into stages is no reason to give up: without caps, plans that hold it
+    whole are found infeasible one by one, and plans with stages are not.
+    """
+    try:
+        return sample_bounds(workload, graph, cluster, total=total)
+    except InfeasiblePlanError:
+        try:
+            check_no_stages(workload.name, loop_of(workload))
+            stage_modules(workload, workload.model())
+        except SpecError:
+            pass
+        else:
+            return bounds(len(cluster.devices), total, minimum=workload.min_samples)
+        raise
+
+
+def _first_of_host(control: Control) -> bool:
+    names = control.share(socket.gethostname())
+    return names.index(names[control.rank]) == control.rank
+
+
+def _replay(changing: ChangingCluster | None, groups: Groups, rank: int) -> Replay | None:
+    if changing is None:
+        return None
+    surroundings: Callable[[Cluster], None] = groups.set_links
+    if changing.cluster.in_lab:
+        surroundings = lab_surroundings(os.environ[LAB_VARIABLE], changing.cluster, rank)
+    return Replay(changing, rank, surroundings)
+
+
+def _torch_device(control: Control, cluster: Cluster) -> torch.device:
+    if cluster.is_emulated or not torch.cuda.is_available():
+        return torch.device("cpu")
+    local_rank = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", os.environ.get("MPI_LOCALRANKID", str(control.rank))))
+    if local_rank >= torch.cuda.device_count():
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank)
+
+
+def _hardware(device: torch.device) -> str:
+    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else processor_name()

@@ -1,0 +1,173 @@
+"""The network part of a profile: pairs of hosts, what they say about each host's link, and collectives.
+
+Emulated links pace all-reduces and messages, so only those are measured there; what is left out is listed with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+
+from autotune.jobs.context import JobContext
+from autotune.profilers.links import ALL_GATHER, ALL_REDUCE, BROADCAST, Side, downlink, uplink
+from autotune.results.store.fits import Source, TransferFit
+from autotune.results.store.profile import CollectiveProfile, HostLink, LinkProfile
+from autotune.runtime.control.mpi import Control
+from autotune.runtime.probe.link_probe import ProbeBudget, message_rows, pairs_to_measure, sweep
+from autotune.runtime.probe.timed_collectives import AllGather, AllReduce, Broadcast, Exchange, GroupMember
+from autotune.workloads.plan import MIB
+
+T = TypeVar("T")
+
+EFFORT = ProbeBudget()
+QUICK_EFFORT = ProbeBudget(
+    smallest_bytes=MIB // 16, growth=4, largest_bytes=4 * MIB, longest_s=0.5, loops=5, slow_loops=1
+)
+_MOST_BYTES = 32 * MIB
+_NOT_PACED = "emulated links do not pace it: its time on this machine would say nothing about the mix"
+_ALONE = "the job has one rank"
+COLLECTIVES: dict[str, Callable[[GroupMember], Exchange]] = {
+    ALL_REDUCE: AllReduce,
+    BROADCAST: Broadcast,
+    ALL_GATHER: AllGather,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """What measuring needs on this rank."""
+
+    context: JobContext
+    control: Control
+    hosts: tuple[str, ...]
+    """Name of each rank's host."""
+    timeout_s: float
+
+    @property
+    def is_paced(self) -> bool:
+        return self.context.cluster.paces_links
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Ranks between which messages are timed; of an emulated mix only where it states a link."""
+        order = list(dict.fromkeys(self.hosts))
+        pairs = pairs_to_measure([order.index(host) for host in self.hosts], within_hosts=not self.is_paced)
+        linked = {host.name for host in self.context.cluster.hosts if host.link is not None}
+        return [pair for pair in pairs if not self.is_paced or linked & {self.hosts[rank] for rank in pair}]
+
+    @property
+    def link_transport(self) -> str | None:
+        """Our MPI group has no messages from rank to rank; torch's groups do."""
+        return next((name for name in self.context.transports if name != "mpi"), None)
+
+    def on_group(self, transport: str, measure: Callable[[GroupMember], T]) -> T:
+        """`measure` on a group of its own, which nothing holds afterwards."""
+        device = self.context.rank_context.torch_device if transport == "nccl" else torch.device("cpu")
+        with self.context.groups.open(transport, timeout_s=self.timeout_s) as group:
+            found = measure(GroupMember(group=group, device=device))
+            del group
+        return found
+
+
+def measure_links(network: Network) -> tuple[LinkProfile, ...]:
+    """Messages between hosts, one pair at a time; between two ranks of a host as well where links are real."""
+    pairs, transport, hosts = network.pairs(), network.link_transport, network.hosts
+    if transport is None or not pairs:
+        return ()
+    measured = network.on_group(
+        transport, lambda rank_context: [message_rows(network.control, rank_context, a, b, EFFORT) for a, b in pairs]
+    )
+    return tuple(
+        LinkProfile(
+            from_host=hosts[a], to_host=hosts[b], transport=transport, fit=TransferFit.measured(rows), rows=tuple(rows)
+        )
+        for (a, b), rows in zip(pairs, measured, strict=True)
+    )
+
+
+def measure_all_reduces(context: JobContext, control: Control, *, timeout_s: float) -> tuple[CollectiveProfile, ...]:
+    """All-reduces of a few sizes over each transport, in seconds rather than minutes: what a message costs beyond its
+    bytes decides how small buckets may be, and no datasheet states it. Nothing where links are emulated, or where the
+    devices' speeds are not stated, so that nothing can be predicted anyway.
+    """
+    if context.cluster.paces_links or any(device.flops_per_s is None for device in context.cluster.devices):
+        return ()
+    network = Network(context=context, control=control, hosts=(), timeout_s=timeout_s)
+    return measure_collectives(network, [ALL_REDUCE], QUICK_EFFORT)
+
+
+def measure_collectives(
+    network: Network, kinds: Sequence[str] = (), budget: ProbeBudget | None = None
+) -> tuple[CollectiveProfile, ...]:
+    """Each collective over each transport of the job."""
+    if network.control.size == 1:
+        return ()
+    kinds = kinds or ([ALL_REDUCE] if network.is_paced else list(COLLECTIVES))
+    budget = budget or collective_budget(network.context.graph.param_bytes)
+    found = []
+    for transport in network.context.transports:
+        measured = network.on_group(
+            transport,
+            lambda rank_context: [
+                sweep(network.control, COLLECTIVES[kind](rank_context), budget, kind=kind) for kind in kinds
+            ],
+        )
+        found += [
+            CollectiveProfile(
+                kind=kind,
+                transport=transport,
+                num_ranks=network.control.size,
+                fit=TransferFit.measured(rows),
+                rows=tuple(rows),
+            )
+            for kind, rows in zip(kinds, measured, strict=True)
+        ]
+    return tuple(found)
+
+
+def collective_budget(param_bytes: int) -> ProbeBudget:
+    """Sizes up to that of the whole model, which no bucket exceeds, so that a prediction need not extrapolate."""
+    largest = EFFORT.largest_bytes
+    while largest < min(param_bytes, _MOST_BYTES):
+        largest *= EFFORT.growth
+    return replace(EFFORT, largest_bytes=largest)
+
+
+def host_links(links: Sequence[LinkProfile]) -> tuple[HostLink, ...]:
+    """Each host's own link, as far as the pairs between hosts tell."""
+    between = [link for link in links if link.from_host != link.to_host]
+    speeds = {
+        (link.from_host, link.to_host): link.fit.bytes_per_s for link in between if link.fit.bytes_per_s is not None
+    }
+    return tuple(
+        _host_link(host, uplink(host, speeds), downlink(host, speeds), between)
+        for host in dict.fromkeys(link.from_host for link in between)
+    )
+
+
+def _host_link(host: str, up: Side | None, down: Side | None, between: Sequence[LinkProfile]) -> HostLink:
+    return HostLink(
+        host=host,
+        source=Source.MEASURED,
+        up_bytes_per_s=up.bytes_per_s if up else None,
+        down_bytes_per_s=down.bytes_per_s if down else None,
+        up_is_limit=up is not None and up.is_limit,
+        down_is_limit=down is not None and down.is_limit,
+        latency_s=min(link.fit.latency_s for link in between if host in (link.from_host, link.to_host)),
+    )
+
+
+def unavailable(network: Network) -> dict[str, str]:
+    """What was not measured, and why."""
+    reasons = {}
+    if network.control.size == 1:
+        reasons = dict.fromkeys((*COLLECTIVES, "links"), _ALONE)
+    elif network.link_transport is None:
+        reasons["links"] = "messages from rank to rank are timed over gloo or NCCL: name one in --transports"
+    elif not network.pairs():
+        reasons["links"] = "the mix states no link between these ranks, so messages between them are free"
+    if network.is_paced and network.control.size > 1:
+        reasons |= dict.fromkeys((BROADCAST, ALL_GATHER), _NOT_PACED)
+    return reasons

@@ -1,0 +1,278 @@
+"""Simulate and plan: what a workload would take on a mix, and the best plan for it, without running anything.
+
+The model is captured, the costs are looked up (a kept profile of this workload on this mix, profiles named by the user,
+the mix's own statements), and the simulator answers. Nothing here needs MPI.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from autotune.jobs.context import (
+    JobContext,
+    capture_workload,
+    job_bounds,
+    with_dataflow,
+    with_held_bytes,
+    workload_info,
+)
+from autotune.jobs.job import Job, read_plan_file
+from autotune.jobs.question import Aim, Question
+from autotune.placement.pipeline_plans import staged_plans
+from autotune.results.store.best import best_path, load_best
+from autotune.results.store.forecast import Forecast
+from autotune.results.store.profile import CollectiveProfile, Profile, joint_fingerprint
+from autotune.results.store.profile_file import load_profile, profile_path
+from autotune.results.store.record import WorkloadInfo
+from autotune.runtime.placed.find_cuts import stage_cuts
+from autotune.search.local_search import descend
+from autotune.search.problem import Problem
+from autotune.simulate.cost_sources import cost_model
+from autotune.simulate.simulator import Simulator
+from autotune.space.pipeline_points import NO_STAGES, StagedPlans
+from autotune.space.space import Space
+from autotune.workloads.cluster import Cluster, load_cluster
+from autotune.workloads.cluster_edits import Setting, edited
+from autotune.workloads.errors import InfeasiblePlanError, SpecError
+from autotune.workloads.graph import OpGraph
+from autotune.workloads.model_stages import StageCuts, with_streams
+from autotune.workloads.plan import BatchPlan, Plan, default_plan
+from autotune.workloads.registry import load_workload
+from autotune.workloads.split import Bounds, RankCost, balanced, even
+from autotune.workloads.workload import Workload, loop_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Predictor:
+    """A simulator with what surrounds it."""
+
+    simulator: Simulator
+    bounds: Bounds
+    cluster: Cluster
+    cuts: StageCuts | None = None
+    """Where the model can be cut into stages, if it can."""
+
+    @property
+    def total(self) -> int:
+        return self.simulator.info.global_batch
+
+    def staged(self, transports: Sequence[str]) -> StagedPlans:
+        """Plans with pipeline stages, where they can run."""
+        than = Plan(batch=BatchPlan(samples=self.balanced_split()))
+        return staged_plans(self.simulator, self.cuts, than) if "gloo" in transports else NO_STAGES
+
+    def space(self, transports: Sequence[str], *, allow_lossy: bool) -> Space:
+        known = [name for name in transports if name in self.simulator.costs.transports]
+        problem = Problem(
+            global_batch=self.total,
+            param_bytes=self.simulator.info.param_bytes,
+            graph=self.simulator.graph,
+            cluster=self.cluster,
+            limits=self.bounds,
+            transports=tuple(known or transports[:1]),
+            loop=self.simulator.loop,
+            staged=self.staged(known or transports),
+        )
+        return problem.space(allow_lossy=allow_lossy)
+
+    def balanced_split(self) -> tuple[int, ...]:
+        """The split that the devices' own costs call for."""
+        return balanced(self.rank_costs(), self.total, self.bounds)
+
+    def rank_costs(self) -> list[RankCost]:
+        """Computing of each rank as a line through an even share and twice that."""
+        costs, size = self.simulator.costs, len(self.cluster.devices)
+        share = max(self.total / size, 1.0)
+        times = [
+            sum(part.sum(axis=1) for part in costs.passes(samples)) + costs.data.at(samples)
+            for samples in (np.full(size, share), np.full(size, 2 * share))
+        ]
+        slopes = (times[1] - times[0]) / share
+        return [
+            RankCost(fixed_s=float(max(first - slope * share, 0.0)), per_sample_s=float(slope))
+            for first, slope in zip(times[0], slopes, strict=True)
+        ]
+
+
+def make_predictors(question: Question) -> list[Predictor]:
+    """For the mix as it is and, if anything is to be edited, as it would be."""
+    job = question.job
+    (spec,) = job.clusters
+    cluster = load_cluster(spec)
+    if cluster.any_ranks or question.num_ranks is not None:
+        cluster = cluster.for_ranks(question.num_ranks or 1)
+    workload = load_workload(job.workload, job.options)
+    graph = with_held_bytes(capture_workload(workload, job.seed, name=job.workload), workload, job.seed)
+    cuts = stage_cuts(workload, graph, job.seed)
+    wanted = read_plan_file(question.plan_file).plan.pipeline if question.plan_file is not None else None
+    if cuts is not None and (wanted is None or set(wanted.first_ops) <= set(cuts.first_ops)):
+        graph = with_streams(graph, cuts)
+    elif wanted is not None:
+        graph = with_dataflow(graph, workload, job.seed)
+    profiles = find_profiles(question, cluster, graph, workload)
+    settings = [Setting(cluster=cluster, global_batch=workload.global_batch)]
+    if question.what_if:
+        settings.append(edited(settings[0], question.what_if))
+    predictors = [_predictor(job, workload, graph, setting, profiles) for setting in settings]
+    return [replace(predictor, cuts=cuts) for predictor in predictors]
+
+
+def _predictor(
+    job: Job, workload: Workload, graph: OpGraph, setting: Setting, profiles: Sequence[Profile]
+) -> Predictor:
+    info = workload_info(job, setting.global_batch, graph, loop=loop_of(workload))
+    costs = cost_model(graph, setting.cluster, profiles)
+    limits = job_bounds(workload, graph, setting.cluster, total=setting.global_batch)
+    simulator = Simulator(info, graph, costs, loop=loop_of(workload))
+    return Predictor(simulator=simulator, bounds=limits, cluster=setting.cluster)
+
+
+def job_simulator(job: Job, context: JobContext, all_reduces: tuple[CollectiveProfile, ...] = ()) -> Simulator | None:
+    """A simulator for a job under way, where its devices were profiled before or their speeds are stated.
+
+    `all_reduces`: what this job has measured, for want of a profile.
+    """
+    profiles = kept_profiles(job.results, context.info, context.cluster)
+    if not profiles and any(device.flops_per_s is None for device in context.cluster.devices):
+        return None
+    if not profiles and all_reduces:
+        measured = Profile(
+            workload=context.info.name,
+            cluster=context.cluster.name,
+            cluster_fingerprint=context.cluster.fingerprint(),
+            label=context.cluster.label,
+            ranks=(),
+            collectives=all_reduces,
+        )
+        profiles = [measured]
+    graph = with_held_bytes(context.graph, context.workload, job.seed)
+    cuts = stage_cuts(context.workload, graph, job.seed)
+    graph = graph if cuts is None else with_streams(graph, cuts)
+    costs = cost_model(graph, context.cluster, profiles)
+    return Simulator(context.info, graph, costs, loop=context.loop)
+
+
+def job_pipelines(job: Job, context: JobContext, simulator: Simulator | None) -> StagedPlans:
+    """Plans with pipeline stages for a job under way; none where nothing can be predicted, or the job's transports do not run them."""
+    if simulator is None or "gloo" not in context.transports or job.sampler == "random":
+        return NO_STAGES
+    than = Plan(batch=BatchPlan(samples=even(context.info.global_batch, context.limits)))
+    return staged_plans(simulator, stage_cuts(context.workload, simulator.graph, job.seed), than)
+
+
+def kept_profiles(results: Path, info: WorkloadInfo, cluster: Cluster) -> list[Profile]:
+    """The profile of this workload on this mix, if there is one."""
+    fingerprint = joint_fingerprint(info.fingerprint, cluster.fingerprint())
+    path = profile_path(results, info.name, cluster.name, fingerprint)
+    return [load_profile(path)] if path.exists() else []
+
+
+def find_profiles(question: Question, cluster: Cluster, graph: OpGraph, workload: Workload) -> list[Profile]:
+    """The profiles the user names, or the one kept for this workload on this mix, or none."""
+    if question.profiles:
+        return [load_profile(path) for path in question.profiles]
+    info = workload_info(question.job, workload.global_batch, graph, loop=loop_of(workload))
+    return kept_profiles(question.job.results, info, cluster)
+
+
+def simulate(question: Question, predictors: Sequence[Predictor]) -> list[Forecast]:
+    """The prediction for a plan on each mix: as it is and, if anything is edited, as it would be."""
+    chosen = _chosen_plan(question, predictors[0])
+    return [predictor.simulator.forecast(_fitted(chosen, predictor)) for predictor in predictors]
+
+
+def _chosen_plan(question: Question, predictor: Predictor) -> Plan:
+    job, info = question.job, predictor.simulator.info
+    if question.plan_file is not None:
+        return read_plan_file(question.plan_file).plan
+    kept = best_path(job.results, info.name, predictor.cluster.name)
+    if question.plan == "best" or (question.plan is None and kept.exists()):
+        sweep = job.words(len(predictor.cluster.devices)).command("sweep")
+        return load_best(job.results, info.name, predictor.cluster.name, sweep=sweep).plan
+    return default_plan(even(info.global_batch, predictor.bounds), transport=job.transports[0])
+
+
+def _fitted(plan: Plan, predictor: Predictor) -> Plan:
+    """The plan itself where it fits; after edits of ranks or batch, with the split that the devices call for."""
+    samples = plan.batch.samples
+    if plan.pipeline is not None or (
+        len(samples) == len(predictor.cluster.devices) and sum(samples) == predictor.total
+    ):
+        return plan
+    return replace(plan, batch=replace(plan.batch, samples=predictor.balanced_split()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """The best plan found on predictions alone."""
+
+    forecast: Forecast
+    default: Forecast
+    objective: str
+    method: str
+    num_predicted: int
+
+
+def plan(question: Question, predictor: Predictor, aim: Aim) -> Planned:
+    """The best plan, and torch DDP's default beside it."""
+    simulator, job = predictor.simulator, question.job
+    space = predictor.space(job.transports, allow_lossy=job.allow_lossy)
+    judged = _search(aim, space, predictor, make_judge(simulator, aim), seed=job.seed)
+    found, best = judged[0]
+    if found == float("inf"):
+        wanted = f" with at least {aim.min_throughput:g} samples/s" if aim.min_throughput else ""
+        raise InfeasiblePlanError(
+            f"none of {len(judged)} plans fits {predictor.cluster.name!r}{wanted}: use more devices, or ask for less"
+        )
+    even_split = default_plan(even(predictor.total, predictor.bounds), transport=space.transports[0])
+    return Planned(
+        forecast=simulator.forecast(best),
+        default=simulator.forecast(even_split),
+        objective=aim.objective,
+        method=aim.method,
+        num_predicted=len(judged),
+    )
+
+
+def _search(
+    aim: Aim, space: Space, predictor: Predictor, judge: Callable[[Plan], float], *, seed: int
+) -> list[tuple[float, Plan]]:
+    if aim.method == "descent":
+        return descend(space, predictor.balanced_split(), judge, most=aim.evaluations)
+    from autotune.search.optuna_predicted import optuna_search  # noqa: PLC0415 - Optuna where it is asked for
+
+    costs = predictor.rank_costs()
+    speeds = [1 / (cost.fixed_s / max(predictor.total, 1) + cost.per_sample_s) for cost in costs]
+    around = dataclasses.replace(space, reference=tuple(speed / max(speeds) for speed in speeds))
+    return optuna_search(around, judge, sampler=aim.method, evaluations=min(aim.evaluations, 500), seed=seed)
+
+
+def make_judge(simulator: Simulator, aim: Aim) -> Callable[[Plan], float]:
+    """What the objective makes of a plan; infinite where it does not fit or is too slow."""
+    devices = simulator.costs.cluster.devices
+    _check_stated(
+        aim.objective, [device.price_per_hour for device in devices], [device.busy_watts for device in devices]
+    )
+
+    def judge(plan: Plan) -> float:
+        simulated = simulator.simulate(plan)
+        step_s = simulated.step_s
+        if not simulator.fits(plan, simulated) or simulator.info.global_batch / step_s < aim.min_throughput:
+            return float("inf")
+        if aim.objective == "energy":
+            return simulator.joules_per_step(simulated) or 0.0
+        return step_s
+
+    return judge
+
+
+def _check_stated(objective: str, prices: Sequence[float | None], watts: Sequence[float | None]) -> None:
+    stated = {"cost": prices, "energy": watts}.get(objective, [])
+    if any(value is None for value in stated):
+        key = "price_per_hour" if objective == "cost" else "busy_power"
+        raise SpecError(f"--objective {objective} needs {key} of every [device.*] in the cluster file: state it")

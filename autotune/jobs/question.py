@@ -1,0 +1,38 @@
+"""What a user wants predicted, as asked on the command line; needs neither torch nor numba."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.jobs.job import Job
+
+OBJECTIVES = ("time", "cost", "energy")
+METHODS = ("descent", "tpe", "random")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What the user wants to know."""
+
+    job: Job
+    num_ranks: int | None = None
+    """Of a mix that takes any number; None: as many as it has devices."""
+    profiles: tuple[Path, ...] = ()
+    what_if: tuple[str, ...] = ()
+    plan: str | None = None
+    """A file, "best", "default"; None: the kept best if there is one, else the default."""
+
+    @property
+    def plan_file(self) -> str | None:
+        return self.plan if self.plan not in (None, "best", "default") else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Aim:
+    """What `autotune plan` looks for."""
+
+    objective: str = "time"
+    min_throughput: float = 0.0
+    method: str = "descent"
+    evaluations: int = 5_000

@@ -1,0 +1,108 @@
+"""The plan that a training script runs by: given, read from a file or torch DDP's default, and whether it fits the job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from autotune.jobs.job import read_plan_file
+from autotune.results.store.record import BestPlan
+from autotune.workloads.cluster import Cluster
+from autotune.workloads.errors import SpecError
+from autotune.workloads.plan import Plan, default_plan
+from autotune.workloads.split import bounds, even, proportional
+
+_FORCE = "run `autotune sweep` for it, or pass force=True to use the plan as it is"
+
+
+def choose_plan(
+    given: Plan | str | Path | None, global_batch: int | None, num_ranks: int
+) -> tuple[Plan, BestPlan | None]:
+    """The plan, and what was kept with it if it was read from a file. `global_batch`: another than the plan's is divided in
+    its proportions.
+    """
+    if given is None:
+        if global_batch is None:
+            raise SpecError(
+                "parallelize() was given neither a plan nor a batch: pass a plan from `autotune best --export plan.json`, or "
+                "global_batch=..., the samples of all ranks in one step"
+            )
+        return default_plan(even(global_batch, bounds(num_ranks, global_batch))), None
+    kept = None if isinstance(given, Plan) else read_plan_file(str(given))
+    plan = kept.plan if kept is not None else given
+    assert isinstance(plan, Plan)
+    if len(plan.batch.samples) != num_ranks:
+        wanted = len(plan.batch.samples)
+        raise SpecError(
+            f"this plan is for {wanted} ranks, the job has {num_ranks}: start `mpirun -n {wanted} python script.py`, or "
+            f"sweep with --ranks {num_ranks}"
+        )
+    if global_batch is not None and global_batch != plan.global_batch:
+        plan = replace(plan, batch=replace(plan.batch, samples=_resplit(plan.batch.samples, global_batch)))
+    return plan, kept
+
+
+def _resplit(samples: tuple[int, ...], global_batch: int) -> tuple[int, ...]:
+    """The same shares of another batch, one sample at least for each rank."""
+    return proportional([float(count) for count in samples], global_batch, bounds(len(samples), global_batch))
+
+
+def check_script_plan(plan: Plan, num_ranks: int, *, allow_lossy: bool) -> None:
+    """Refuse what a script cannot run."""
+    samples = plan.batch.samples
+    if plan.pipeline is not None:
+        raise SpecError(
+            "the plan has pipeline stages, but a training script holds the whole model: train it by `autotune train`, or "
+            "give the script a plan without stages"
+        )
+    plan.validate(num_ranks=num_ranks, global_batch=sum(samples))
+    plan.check_runnable()
+    if min(samples) < 1:
+        raise SpecError(
+            f"the plan gives a rank no samples ({list(samples)}): a training script needs one at least on every rank; "
+            "run the sweep on the ranks that are to train"
+        )
+    if not plan.is_lossless and not allow_lossy:
+        what = "reducer 'averaged'" if plan.comm.reducer == "averaged" else f"codec {_lossy(plan)!r}"
+        raise SpecError(
+            f"the plan's {what} changes what is computed, and no quality guard watches a training script: pass "
+            "allow_lossy=True to accept that, or sweep without --allow-lossy"
+        )
+
+
+def _lossy(plan: Plan) -> str:
+    return next(codec for codec in plan.compression.codecs if codec != "none")
+
+
+def check_made_for(kept: BestPlan, parameters: Mapping[str, str], cluster: Cluster) -> None:
+    """Refuse a plan that was tuned for another model or cluster: it would run, and be slow without a word. What a file does
+    not say is not compared.
+    """
+    if kept.parameters and kept.parameters != dict(parameters):
+        name, there, here = _first_difference(kept.parameters, parameters)
+        raise SpecError(
+            f"the plan was made for workload {kept.workload!r}, whose parameter {name} is {there}, and here it is {here}: "
+            f"this is another model; {_FORCE}"
+        )
+    if kept.cluster_fingerprint and kept.cluster_fingerprint != cluster.fingerprint():
+        raise SpecError(
+            f"the plan was made on cluster {kept.cluster!r} and the job runs on {cluster.name!r}, which differs "
+            f"({_cluster_difference(kept, cluster)}): pass cluster=... if it is the same by another name; else {_FORCE}"
+        )
+
+
+def _first_difference(there: Mapping[str, str], here: Mapping[str, str]) -> tuple[str, str, str]:
+    for name in (*there, *here):
+        if there.get(name) != here.get(name):
+            return repr(name), there.get(name, "not there"), here.get(name, "not there")
+    raise AssertionError("no difference")
+
+
+def _cluster_difference(kept: BestPlan, cluster: Cluster) -> str:
+    devices = ", ".join(dict.fromkeys(device.name for device in cluster.devices))
+    return (
+        f"here: {devices}"
+        if kept.cluster == cluster.name
+        else f"{kept.cluster_fingerprint} and {cluster.fingerprint()}"
+    )

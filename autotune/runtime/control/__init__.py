@@ -1,0 +1,1 @@
+"""The control plane: MPI, the launcher, small messages between ranks."""

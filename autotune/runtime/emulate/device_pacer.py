@@ -1,0 +1,116 @@
+"""Emulated devices: real forward and backward run, and each module then sleeps until its device would have been done.
+
+A virtual clock advances by what each module costs on the stated device (autotune.simulate.roofline) and the rank sleeps up
+to it, so real work and its noise vanish in the sleep as long as the machine is faster than the device. In backward the
+sleep must come before a gradient is accumulated, or communication would see it too early: accumulation hooks fire
+before module backward hooks, so the sleep sits in a tensor hook on the parameter. Modules without parameters of their
+own sleep when the gradient of their output arrives. The optimizer is not paced.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from autotune.simulate.roofline import op_s
+from autotune.workloads.capture import LOSS
+from autotune.workloads.cluster import Device
+from autotune.workloads.graph import Op, OpGraph
+
+_MIN_SLEEP_S = 0.0002
+"""Shorter sleeps overshoot by as much as they last; the debt is carried to the next module instead."""
+
+
+class DevicePacer:
+    """The emulated device of one rank. Call `begin` when a step starts."""
+
+    def __init__(self, model: nn.Module, graph: OpGraph, device: Device) -> None:
+        self.device = device
+        """As it is now: a trace may change its speed between steps."""
+        self._due_s = 0.0
+        self._samples = 0.0
+        self._charged: set[str] = set()
+        self._owed_s: list[float] = []
+        self.late_s = 0.0
+        """How far real work was behind the device when the step's last module was done."""
+        self._loss_op = next((op for op in graph.ops if op.name == LOSS), None)
+        self._handles: list[Any] = []
+        self._attach(model, {op.name: op for op in graph.ops})
+
+    def begin(self, num_samples: float) -> None:
+        """A step starts now, with an idle device. A fraction of a sample is one of less work than the mean."""
+        self._due_s, self._samples, self.late_s = time.perf_counter(), num_samples, 0.0
+        self._charged.clear()
+
+    def go_on(self, num_samples: float) -> None:
+        """The step has another pass, over so many samples."""
+        self._samples = num_samples
+        self._charged.clear()
+
+    def idle(self, seconds: float) -> None:
+        """The device had to wait for that long, in the middle of a pass."""
+        self._due_s += seconds
+
+    def rebuild(self, flops: float) -> None:
+        """More arithmetic, asked for by another thread: it takes its time, and what the device does meanwhile is late by it."""
+        assert self.device.flops_per_s is not None
+        seconds = flops / self.device.flops_per_s
+        self._owed_s.append(seconds)
+        time.sleep(seconds)
+
+    def after_loss(self) -> None:
+        """The loss was computed: outside every module, so no hook of a module sees it."""
+        if self._loss_op is not None:
+            both = op_s(self._loss_op, self.device, self._samples) + op_s(
+                self._loss_op, self.device, self._samples, backward=True
+            )
+            self._charge(both)
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _attach(self, model: nn.Module, ops: dict[str, Op]) -> None:
+        owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+        for name, module in model.named_modules():
+            op = ops.get(name or "(model)")
+            if op is None:
+                continue
+            own = [p for p in module.parameters(recurse=False) if p.requires_grad and owners[id(p)] == 1]
+            for parameter in own:
+                self._handles.append(parameter.register_hook(self._backward_hook(op)))
+            self._handles.append(module.register_forward_hook(self._forward_hook(op, hook_output=not own)))
+
+    def _forward_hook(self, op: Op, *, hook_output: bool) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            self._charge(op_s(op, self.device, self._samples) / op.num_calls)
+            if hook_output and op.backward_factor > 0:
+                for tensor in tree_leaves(output):
+                    if isinstance(tensor, Tensor) and tensor.requires_grad:
+                        tensor.register_hook(self._backward_hook(op))
+                        break
+
+        return hook
+
+    def _backward_hook(self, op: Op) -> Callable[[Tensor], None]:
+        def hook(_gradient: Tensor) -> None:
+            if op.name not in self._charged:
+                self._charged.add(op.name)
+                self._charge(op_s(op, self.device, self._samples, backward=True))
+
+        return hook
+
+    def _charge(self, seconds: float) -> None:
+        while self._owed_s:
+            seconds += self._owed_s.pop()
+        self._due_s += seconds
+        ahead_s = self._due_s - time.perf_counter()
+        self.late_s = max(-ahead_s, 0.0)
+        if ahead_s > _MIN_SLEEP_S:
+            time.sleep(ahead_s)

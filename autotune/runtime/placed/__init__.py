@@ -1,0 +1,1 @@
+"""Parts of a model on sets of ranks: pipelines, executed."""

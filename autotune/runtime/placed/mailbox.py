@@ -1,0 +1,190 @@
+"""Messages between the ranks of a pipeline: tensors over a torch process group, receives posted ahead.
+
+The first time that a batch is cut in some way, each tensor is preceded by a header that tells its shape; afterwards shapes are
+known and receives are posted one task ahead, before anything is sent: gloo's receive announces itself on the same connection,
+behind the data that is queued there already. Nobody waits for a send before the step is over, except for one whose answer has come.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from autotune.runtime.errors import PeerLostError
+from autotune.runtime.placed.routes import Message
+from autotune.workloads.errors import SpecError
+
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_MAX_DIMS = 8
+_NUM_MESSAGES = 1 << 17
+"""Of a pair of ranks in a step: tags above are those of headers, then of what shards tell each other, then of shared gradients."""
+_HEADER, _WITHIN, _SHARED = _NUM_MESSAGES, 2 * _NUM_MESSAGES, 3 * _NUM_MESSAGES
+_SUMS = _SHARED + 1
+
+Shape = tuple[torch.dtype, tuple[int, ...]]
+
+
+class Mailbox:
+    """One rank's messages. `begin` and `finish` enclose a step."""
+
+    def __init__(
+        self, group: dist.ProcessGroup, tags: dict[Message, int], *, timeout_s: float, device: torch.device
+    ) -> None:
+        if tags and max(tags.values()) >= _NUM_MESSAGES:
+            raise SpecError(
+                f"a pair of ranks exchanges {max(tags.values()) + 1} messages in a step: use fewer micro-batches"
+            )
+        self._group: dist.ProcessGroup | None = group
+        self._tags, self._device = tags, device
+        self._timeout = timedelta(seconds=timeout_s)
+        self._known: dict[Hashable, dict[Message, Shape]] = defaultdict(dict)
+        self._shapes: dict[Message, Shape] = {}
+        self._has_headers = True
+        self._posted: dict[Message, tuple[Any, Tensor]] = {}
+        self._sends: dict[Message, list[tuple[Any, Tensor]]] = {}
+        self._local: dict[Message, Tensor] = {}
+
+    def begin(self, cut: Hashable) -> None:
+        """A step with its batch cut like this."""
+        self._has_headers = cut not in self._known
+        self._shapes = self._known[cut]
+
+    def post(self, messages: Iterable[Message]) -> None:
+        """Be ready for these, as far as their shapes are known."""
+        if self._has_headers:
+            return
+        for message in messages:
+            if message in self._tags and message not in self._posted:
+                dtype, shape = self._shapes[message]
+                self._posted[message] = self._receive(message, torch.empty(shape, dtype=dtype, device=self._device))
+
+    def take(self, message: Message) -> Tensor:
+        """Wait for one."""
+        if message.sender == message.receiver:
+            return self._local.pop(message)
+        if self._has_headers:
+            work, header = self._receive(
+                message, torch.empty(2 + _MAX_DIMS, dtype=torch.int64, device=self._device), _HEADER
+            )
+            self._wait(work, message)
+            told = header.tolist()
+            self._shapes[message] = (_DTYPES[told[0]], tuple(told[2 : 2 + told[1]]))
+            dtype, shape = self._shapes[message]
+            self._posted[message] = self._receive(message, torch.empty(shape, dtype=dtype, device=self._device))
+        self.post([message])
+        work, tensor = self._posted.pop(message)
+        self._wait(work, message)
+        if message.is_gradient:  # what it answers has arrived long ago
+            for sent, _ in self._sends.pop(message.answered, ()):
+                self._wait(sent, message)
+        return tensor
+
+    def send(self, message: Message, tensor: Tensor) -> None:
+        """Hand one over; the tensor must not change until the step is over."""
+        if message.sender == message.receiver:
+            self._local[message] = tensor
+            return
+        assert self._group is not None
+        tensor = tensor.contiguous()
+        shape: Shape = (tensor.dtype, tuple(tensor.shape))
+        tag, sends = self._tags[message], self._sends.setdefault(message, [])
+        if self._has_headers:
+            header = torch.tensor(_header(message, tensor), dtype=torch.int64, device=self._device)
+            self._shapes[message] = shape
+            sends.append((self._group.send([header], message.receiver, _HEADER + tag), header))
+        elif self._shapes[message] != shape:
+            raise SpecError(
+                f"input {message.index} of part {message.reader!r} was {self._shapes[message][1]} and is {shape[1]} now: "
+                "shapes may differ between micro-batches of different sizes only"
+            )
+        sends.append((self._group.send([tensor], message.receiver, tag), tensor))
+
+    def swap(self, tensor: Tensor, ranks: Iterable[int], tag: int) -> dict[int, Tensor]:
+        """Each rank's tensor of this shape, told by all of them to all. For the shards of a block, which run it together."""
+        assert self._group is not None
+        others = [rank for rank in ranks if rank != self._group.rank()]
+        tensor = tensor.contiguous()
+        buffers = {rank: torch.empty_like(tensor) for rank in others}
+        works = [self._group.recv([buffers[rank]], rank, _WITHIN + tag) for rank in others]
+        works += [self._group.send([tensor], rank, _WITHIN + tag) for rank in others]
+        for work in works:
+            self._wait(work, "the other shards of a block")
+        return {self._group.rank(): tensor, **buffers}
+
+    def sum_over(self, flat: Tensor, ranks: tuple[int, ...]) -> Callable[[], None]:
+        """Have `flat` replaced by its sum over the ranks: the same on all, to the last bit. Wait by a call.
+
+        Each rank adds up a shard of its own, in the order of the ranks, and tells the others: the bytes of a ring.
+        """
+        assert self._group is not None
+        group, me = self._group, ranks.index(self._group.rank())
+        shards = flat.tensor_split(len(ranks))
+        others = [place for place in range(len(ranks)) if place != me]
+        theirs = {place: torch.empty_like(shards[me]) for place in others if shards[me].numel()}
+        receives = [(theirs[place], group.recv([theirs[place]], ranks[place], _SHARED)) for place in theirs]
+        sums = [group.recv([shards[place]], ranks[place], _SUMS) for place in others if shards[place].numel()]
+        copies = [(place, shards[place].clone()) for place in others if shards[place].numel()]
+        sends = [group.send([copied], ranks[place], _SHARED) for place, copied in copies]
+
+        def wait() -> None:
+            parts = {me: shards[me]} | theirs
+            for _, work in receives:
+                self._wait(work, "shared gradients")
+            if theirs:
+                shards[me].copy_(torch.stack([parts[place] for place in sorted(parts)]).sum(0))
+            told = [group.send([shards[me]], ranks[place], _SUMS) for place in theirs]
+            for work in (*sums, *sends, *told):
+                self._wait(work, "shared gradients")
+
+        return wait
+
+    def finish(self) -> None:
+        """All that was sent has been taken in."""
+        for message, sends in self._sends.items():
+            for work, _ in sends:
+                self._wait(work, message)
+        self._sends.clear()
+        assert not self._posted
+        assert not self._local
+
+    def close(self) -> None:
+        """Let go of the group: as long as anything holds it, peers do not learn that this rank has left."""
+        self._posted.clear()
+        self._sends.clear()
+        self._local.clear()
+        self._group = None
+
+    def _receive(self, message: Message, buffer: Tensor, offset: int = 0) -> tuple[Any, Tensor]:
+        assert self._group is not None
+        return self._group.recv([buffer], message.sender, self._tags[message] + offset), buffer
+
+    def _wait(self, work: Any, what: Message | str) -> None:
+        try:
+            work.wait(self._timeout)
+        except RuntimeError as error:
+            raise PeerLostError(f"{_text(what)} did not come: {str(error).splitlines()[0][:200]}") from None
+
+
+def _header(message: Message, tensor: Tensor) -> list[int]:
+    if tensor.dtype not in _DTYPES or tensor.dim() > _MAX_DIMS:
+        raise SpecError(
+            f"input {message.index} of part {message.reader!r} is {tensor.dtype} with {tensor.dim()} dimensions: between parts "
+            f"travel floating-point tensors of at most {_MAX_DIMS}; take integers from the batch"
+        )
+    return [_DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape, *[0] * (_MAX_DIMS - tensor.dim())]
+
+
+def _text(what: Message | str) -> str:
+    if isinstance(what, str):
+        return what
+    kind = "the gradient of input" if what.is_gradient else "input"
+    return (
+        f"{kind} {what.index} of part {what.reader!r} of micro-batch {what.microbatch}, from rank {what.sender} "
+        f"to rank {what.receiver},"
+    )

@@ -1,0 +1,1 @@
+"""Measure this rank's device, its codecs and its links."""

@@ -1,0 +1,1 @@
+"""Gradients summed over ranks: by torch DDP, in buckets, or scheduled."""

@@ -1,0 +1,86 @@
+"""Local SGD: every rank trains on its own, and every few steps all models are replaced by their weighted mean.
+
+Parameters travel once in `average_every` steps instead of gradients in every step (Stich, "Local SGD Converges Fast and
+Communicates Little", 2019). A rank's model counts as much as its samples, so that ranks of unequal speed are not unequally
+heard. It is not the algorithm that training with one batch is: the quality guard has to pass it. Optimizer state stays where
+it is, as is usual.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from autotune.runtime.reduce.bucketed import Sent, sent_over
+from autotune.runtime.transport.traced_group import TracedGroup
+from autotune.workloads.plan import Plan
+
+
+class AveragingReducer:
+    """No gradient is exchanged; the optimizer's every K-th step ends with the mean of all models."""
+
+    needs_backward = waits_in_backward = False
+    buffer_bytes = 0
+    stalled_s = 0.0
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, plan: Plan, group: dist.ProcessGroup) -> None:
+        self.model, self._group = model, group
+        samples = plan.batch.samples
+        self._weight = samples[group.rank()] / sum(samples)
+        # Whoever calls weighs a loss by b_i/B, for sums of gradients; here each rank's own mean counts.
+        self.loss_scale = 1 / self._weight if self._weight else 0.0
+        self._every, self._num_steps = plan.comm.average_every, 0
+        self._handle = optimizer.register_step_post_hook(lambda *_: self._stepped())
+
+    def begin(self) -> None:
+        self.model.zero_grad()
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """No pass exchanges anything."""
+        return nullcontext()
+
+    def finish(self) -> None:
+        """Gradients stay on their rank."""
+
+    def record(self, *, on: bool) -> None:
+        if isinstance(self._group, TracedGroup):
+            self._group.recording = on
+
+    def sent(self) -> Sent:
+        return sent_over(self._group)
+
+    def flush(self) -> None:
+        """A mean is there when the step that takes it ends."""
+
+    def owed(self) -> dict[str, Tensor]:
+        """Nothing that could be known."""
+        return {}
+
+    def owe(self, owed: dict[str, Tensor]) -> None:
+        """What was owed is given up."""
+
+    def detach(self, error: BaseException | None = None) -> None:  # noqa: ARG002 - peers learn of it from the group
+        self._handle.remove()
+        del self._group
+
+    def _stepped(self) -> None:
+        self._num_steps += 1
+        if self._num_steps % self._every == 0:
+            self._average()
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        alike: dict[torch.dtype, list[Tensor]] = defaultdict(list)
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            if tensor.is_floating_point():
+                alike[tensor.dtype].append(tensor.detach())
+        for tensors in alike.values():
+            flat = torch.cat([tensor.reshape(-1) for tensor in tensors]) * self._weight
+            self._group.allreduce([flat], dist.AllreduceOptions()).wait()
+            for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+                tensor.copy_(mean.view_as(tensor))

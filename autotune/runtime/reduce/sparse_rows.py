@@ -1,0 +1,102 @@
+"""Sparse gradients of embedding tables: only the rows that a batch has touched are sent.
+
+Every rank gathers every rank's rows (indices and values) and adds them up in rank order. The result is a sparse gradient
+again, as optimizers such as SparseAdam want it; where a table also has a dense gradient (tied weights) it is dense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from autotune.runtime.codecs.protocol import GATHER, Round
+from autotune.runtime.reduce.fusion_buffer import Unit
+from autotune.runtime.tracked import raw
+
+_HEADER = 8
+"""Bytes: whether the rank's gradient is dense."""
+_INDEX_BYTES = 8
+
+
+class SparseRows:
+    """The codec of one table: rows of all ranks, concatenated. The gradient is the unit's, not a flat tensor."""
+
+    name = "sparse"
+    is_lossless = True
+
+    def __init__(self, table: nn.Parameter) -> None:
+        # Not the table itself: to read a tracked parameter waits for its update, which waits for this codec.
+        with raw():
+            self._shape, self._like = table.shape, table.detach().new_empty(0)
+            self._row_bytes = table[0].numel() * table.element_size()
+        self.outgoing: Tensor | None = None
+        self.gradient: Tensor | None = None
+        """What has been received."""
+
+    def encode(self, flat: Tensor) -> Round:  # noqa: ARG002 - the gradient has no flat form
+        return Round(kind=GATHER, tensors=(self._wire(),))
+
+    def decode(self, received: Sequence[Tensor], flat: Tensor) -> None:  # noqa: ARG002
+        parts = [self._parts(wire) for wire in received]
+        indices, values = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+        total = torch.sparse_coo_tensor(indices[None], values, self._shape, check_invariants=False).coalesce()
+        self.gradient = total.to_dense() if any(part[2] for part in parts) else total
+
+    def buffer_bytes(self, flat: Tensor) -> int:  # noqa: ARG002 - depends on the batch
+        return 0
+
+    def _wire(self) -> Tensor:
+        gradient, self.outgoing = self.outgoing, None
+        if gradient is None:
+            return torch.zeros(_HEADER, dtype=torch.uint8, device=self._like.device)
+        is_dense = gradient.layout == torch.strided
+        rows = gradient.to_sparse(1) if is_dense else gradient.coalesce()
+        header = torch.full((_HEADER,), int(is_dense), dtype=torch.uint8, device=self._like.device)
+        indices = rows.indices()[0].contiguous().view(torch.uint8)
+        return torch.cat((header, indices, rows.values().contiguous().reshape(-1).view(torch.uint8)))
+
+    def _parts(self, wire: Tensor) -> tuple[Tensor, Tensor, bool]:
+        num_rows = (wire.numel() - _HEADER) // (_INDEX_BYTES + self._row_bytes)
+        # Copies begin where their types may, wherever the received bytes begin.
+        header, indices, values = wire.split((_HEADER, num_rows * _INDEX_BYTES, num_rows * self._row_bytes))
+        shape = (num_rows, *self._shape[1:])
+        return indices.clone().view(torch.int64), values.clone().view(self._like.dtype).view(shape), bool(header[0])
+
+
+class SparseUnit(Unit):
+    """One table, whose gradients stay where autograd has put them."""
+
+    codec: SparseRows
+    takes_sparse = True
+
+    def __init__(self, index: int, table: nn.Parameter, owner: int | None) -> None:
+        super().__init__(index, [nn.Parameter(table.detach().new_zeros(1))], SparseRows(table), owner)
+        self.parameters = [table]
+
+    def enter(self, number: int) -> None:
+        super().enter(number)
+        self._has_gaps = True  # what has landed is another tensor each time
+
+    def take(self, place: int) -> None:
+        """It stays."""
+
+    @property
+    def is_edited(self) -> bool:
+        """Not noticed: what autograd adds to a sparse gradient makes another tensor each time."""
+        return False
+
+    def close(self) -> list[int]:
+        (table,), scale = self.parameters, self.scale
+        gradient = table.grad
+        self.codec.outgoing = gradient if gradient is None or scale in (None, 1.0) else gradient * scale
+        self.is_shown = self.is_applied = False
+        return [0] if gradient is None else []
+
+    def result(self, place: int) -> Tensor | None:
+        return None if place in self.unused else self.codec.gradient
+
+    def _zero(self) -> None:
+        if self.codec.gradient is not None:
+            self.codec.gradient.zero_()

@@ -1,0 +1,1 @@
+"""Training steps, of a workload and of a script."""

@@ -1,0 +1,86 @@
+"""One step traced and not scored: all ranks start it together, and its spans are put on rank 0's clock.
+
+Without the common start, a rank that was late to begin would have its delay booked as everybody else's communication.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autotune.profilers.amd import open_amd
+from autotune.profilers.host import open_host
+from autotune.profilers.nvml import open_nvml
+from autotune.profilers.observer import Observer, Sampler
+from autotune.profilers.timeline import Span, Timeline
+from autotune.profilers.torch_trace import OpTrace
+from autotune.runtime.train.trainer import RankContext
+from autotune.runtime.train.trainer_protocol import TrainedStep, TrainerProtocol
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClockOffset:
+    """How far this rank's clock is ahead of rank 0's, and how wrong that may be."""
+
+    ahead_s: float = 0.0
+    error_s: float = 0.0
+
+
+def traced_step(
+    trainer: TrainerProtocol, clock: ClockOffset, *, with_ops: bool = False
+) -> tuple[TrainedStep, Timeline]:
+    """Train one step and say what happened when; with torch's ops and our ranges if asked, which slows the step down."""
+    if not with_ops:
+        step = _recorded_step(trainer)
+        return step, aligned(step.timeline(trainer.rank_context.rank), clock)
+    with OpTrace() as ops, trainer.ranges.recorded():
+        step = _recorded_step(trainer)
+    inside = tuple(within(step, ops.spans(trainer.rank_context.rank)))
+    both = Timeline.merge([step.timeline(trainer.rank_context.rank), Timeline(spans=inside)])
+    return step, aligned(both, clock)
+
+
+def within(step: TrainedStep, spans: Iterable[Span]) -> Iterator[Span]:
+    """Those that are mostly of this step, cut at its ends: torch's clock and ours agree to some microseconds only."""
+    for span in spans:
+        if step.begin_s <= (span.start_s + span.end_s) / 2 <= step.end_s:
+            start_s, end_s = max(span.start_s, step.begin_s), min(span.end_s, step.end_s)
+            yield dataclasses.replace(span, start_s=start_s, end_s=end_s)
+
+
+def aligned(timeline: Timeline, clock: ClockOffset) -> Timeline:
+    """The same on rank 0's clock."""
+    return dataclasses.replace(timeline.shifted(-clock.ahead_s), clock_error_s=clock.error_s)
+
+
+def samplers_for(rank_context: RankContext) -> list[Sampler]:
+    """What there is to watch beside a rank: its GPU, and its host; the host as a whole by the first rank of it only."""
+    observers = [open_host(host_wide=rank_context.is_first_of_host)]
+    if rank_context.torch_device.type == "cuda":
+        observers.append(_open_gpu(rank_context.torch_device))
+    return [Sampler(observer, rank=rank_context.rank) for observer in observers]
+
+
+def _open_gpu(device: torch.device) -> Observer:
+    """torch calls AMD's devices "cuda" too."""
+    properties: Any = torch.cuda.get_device_properties(device)
+    if torch.version.hip is None:
+        return open_nvml(str(properties.uuid))
+    domain, bus, place = properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id
+    return open_amd(f"{domain:04x}:{bus:02x}:{place:02x}.0")
+
+
+def _recorded_step(trainer: TrainerProtocol) -> TrainedStep:
+    """Where steps cross, another one leads in: a step that begins with nothing on its way is like no other."""
+    trainer.meet()
+    if trainer.plan.comm.crosses_steps:
+        trainer.step()
+    trainer.record_collectives(on=True)
+    try:
+        return trainer.step()
+    finally:
+        trainer.record_collectives(on=False)

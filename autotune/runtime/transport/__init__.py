@@ -1,0 +1,1 @@
+"""Process groups: what carries tensors between ranks, measured, traced or paced."""

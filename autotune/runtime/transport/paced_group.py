@@ -1,0 +1,153 @@
+"""A process group whose all-reduces and messages take as long as they would on the emulated links.
+
+It wraps any real process group and is one itself, so torch DDP, its hooks and our own reducer all run on it unchanged:
+nothing that is measured knows. The real collective runs at once; a delivery thread hands its result over when the
+virtual clocks of the links say that the last byte has arrived. A message from rank to rank carries the moment of its
+arrival in a second, tiny message, so its receiver needs no thread: it sleeps until then when it waits. Broadcast,
+all-gather and barrier are not paced: no step waits for them but the first.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import Work
+from torch.futures import Future
+
+from autotune.runtime.transport.link_clock import LinkClocks
+from autotune.runtime.transport.traced_group import Delivery
+from autotune.runtime.transport.wrapped_group import WrappedGroup
+from autotune.simulate.collectives import all_reduce_latency_s, hop_latency_s, hop_loads, ring_loads
+from autotune.workloads.cluster import Cluster
+
+_ARRIVAL_TAG = 1 << 20
+"""Added to a message's tag: tells its arrival, on the clock that all ranks of one machine share."""
+
+
+class FutureWork(Work):
+    """A handle on a collective that some thread of ours completes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._outcome: Future[Any] = Future()
+        # An exception raised by a callback reaches C++ waiters such as DDP's reducer; Future.set_exception would not.
+        self._future = self._outcome.then(_value_or_raise)
+
+    def complete(self, outcome: list[Tensor] | Exception) -> None:
+        self._outcome.set_result(outcome)
+
+    def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002 - torch's signature; the group limits the wait
+        self._future.wait()
+        return True
+
+    def get_future(self) -> Future[Any]:
+        return self._future
+
+
+def _value_or_raise(outcome: Future[Any]) -> Any:
+    value = outcome.value()
+    if isinstance(value, Exception):
+        raise value
+    return value
+
+
+class MessageWork(Work):
+    """A message under way: done when the real one is, and not before its moment in `due_s`."""
+
+    def __init__(self, real: list[Any], due_s: Tensor) -> None:
+        super().__init__()
+        self._real = real
+        self._due_s = due_s
+
+    def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002 - torch's signature; the group limits the wait
+        for work in self._real:
+            work.wait()
+        time.sleep(max(float(self._due_s) - time.monotonic(), 0.0))
+        return True
+
+
+class PacedGroup(WrappedGroup):
+    """`inner`, as slow as the links of `cluster`. `epoch` tells the groups of one job apart."""
+
+    def __init__(self, inner: dist.ProcessGroup, cluster: Cluster, clocks: LinkClocks, *, epoch: int) -> None:
+        super().__init__(inner)
+        self._deliveries: list[Delivery] = []
+        self._cluster = cluster
+        self._host_of_rank = cluster.host_of_rank
+        self._latency_s = all_reduce_latency_s("ring", cluster)
+        self._clocks = clocks
+        self._epoch = epoch
+        self._sequence = 0
+        self._queue: queue.SimpleQueue[tuple[int, float, Any, list[Tensor], FutureWork] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._deliver, name="autotune-links", daemon=True)
+        self._thread.start()
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
+        listed = list(tensors) if isinstance(tensors, list | tuple) else [tensors]
+        assert self._inner is not None
+        self._clocks.post(self._sequence, self.rank())
+        posted_s = time.monotonic()
+        real = self._inner.allreduce(listed, opts if opts is not None else dist.AllreduceOptions())
+        work = FutureWork()
+        self._queue.put((self._sequence, posted_s, real, listed, work))
+        self._sequence += 1
+        return work
+
+    def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Any:  # noqa: N803 - torch's name
+        """Takes the links from now on; the sender may go on when its last byte has crossed them."""
+        assert self._inner is not None
+        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        loads = hop_loads(self._host_of_rank, self.rank(), dstRank, num_bytes)
+        gone_s = torch.tensor(self._clocks.reserve(loads, time.monotonic()), dtype=torch.float64)
+        arrival_s = gone_s + hop_latency_s(self._cluster, self.rank(), dstRank)
+        told = self._inner.send([arrival_s], dstRank, tag + _ARRIVAL_TAG)
+        return MessageWork([told, self._inner.send(tensors, dstRank, tag)], gone_s)
+
+    def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Any:  # noqa: N803 - torch's name
+        assert self._inner is not None
+        arrival_s = torch.zeros((), dtype=torch.float64)
+        told = self._inner.recv([arrival_s], srcRank, tag + _ARRIVAL_TAG)
+        return MessageWork([told, self._inner.recv(tensors, srcRank, tag)], arrival_s)
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        return "paced"
+
+    def take(self) -> list[Delivery]:
+        """What was delivered since the last call."""
+        taken, self._deliveries = self._deliveries, []
+        return taken
+
+    def close(self) -> threading.Thread:
+        """Let go of the real group, which tells its peers; the delivery thread ends once its last wait does."""
+        self._queue.put(None)
+        self._inner = None
+        return self._thread
+
+    def _deliver(self) -> None:
+        while (item := self._queue.get()) is not None:
+            sequence, posted_s, real, tensors, work = item
+            try:
+                real.wait()
+                self._pass_time(sequence, posted_s, sum(t.numel() * t.element_size() for t in tensors))
+            except Exception as error:  # noqa: BLE001 - every failure belongs to whoever waits for this work
+                work.complete(error)
+            else:
+                work.complete(tensors)
+            del item, real, tensors, work
+
+    def _pass_time(self, sequence: int, posted_s: float, num_bytes: int) -> None:
+        key = (self._epoch << 24) + sequence + 1
+        loads = ring_loads(self._host_of_rank, num_bytes)
+        _, end_s = self._clocks.finish_collective(sequence, key, loads, self._latency_s)
+        ahead_s = end_s - time.monotonic()
+        time.sleep(max(ahead_s, 0.0))
+        done = Delivery(
+            num_bytes=num_bytes, posted_s=posted_s, end_s=max(end_s, time.monotonic()), late_s=max(-ahead_s, 0.0)
+        )
+        self._deliveries.append(done)

@@ -1,0 +1,1 @@
+"""Trials: a plan measured on all ranks, with a time limit."""

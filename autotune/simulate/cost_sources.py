@@ -1,0 +1,267 @@
+"""Where costs come from: profiles, measured here or elsewhere, and datasheets. Every number knows its source.
+
+A device that was profiled costs what its profile says; a device whose speed is only stated costs what the datasheet says
+(autotune.simulate.roofline); of a device of which nothing is known nothing is predicted. What a collective takes beyond the
+bytes on its links (software, memory copies, waking up) is taken from the profile's measured sizes, so that a prediction
+for other links keeps the overhead and exchanges the link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from autotune.results.store.fits import Fit, Source, TransferFit, WorkFit
+from autotune.results.store.forecast import Origin
+from autotune.results.store.profile import CollectiveProfile, HostLink, Profile, RankProfile
+from autotune.simulate.collectives import all_reduce_latency_s, all_reduce_rounds, ring_loads
+from autotune.simulate.cost_tables import Costs, Lines, OpTimes, TransportCosts
+from autotune.simulate.roofline import compute_s
+from autotune.workloads.cluster import Cluster, Device, Host, Link
+from autotune.workloads.errors import SpecError
+from autotune.workloads.graph import Op, OpGraph
+
+DATASHEET = "datasheet"
+SLOTS = {"gloo": 2, "mpi": 1, "nccl": 1}
+"""Collectives at once: gloo has two threads, our MPI transport one."""
+
+
+def cost_model(graph: OpGraph, cluster: Cluster, profiles: Sequence[Profile] = ()) -> Costs:
+    """The costs of `graph` on `cluster`, from these profiles where they know its devices, else as the mix states."""
+    ranks = [_find(profiles, rank, device) for rank, device in enumerate(cluster.devices)]
+    _refuse_unknown(cluster, ranks)
+    hosts = tuple(_with_link(host, profiles) for host in cluster.hosts)
+    linked = replace(cluster, hosts=hosts)
+    passes = [
+        [_op_line(op, device, profile, backward=backward) for op in graph.ops]
+        for backward in (False, True)
+        for device, profile in zip(cluster.devices, ranks, strict=True)
+    ]
+    size = len(ranks)
+    transports, transport_origins, notes = _transports(linked, profiles)
+    codecs = sorted({codec.name for profile in ranks if profile is not None for codec in profile.codecs})
+    return Costs(
+        cluster=linked,
+        forward=_op_times(passes[:size]),
+        backward=_op_times(passes[size:]),
+        whole=_whole(graph, cluster, ranks),
+        data=_lines([profile.data if profile else None for profile in _filled(ranks)]),
+        update=_lines([profile.optimizer if profile else None for profile in _filled(ranks)]),
+        encode={name: _codec_lines(_filled(ranks), name, "encode") for name in codecs},
+        decode={name: _codec_lines(_filled(ranks), name, "decode") for name in codecs},
+        transports=transports,
+        origins=(*_device_origins(cluster, ranks, profiles), *_link_origins(cluster, hosts), *transport_origins),
+        ranges=tuple((profile.compute.low, profile.compute.high) if profile else (0.0, np.inf) for profile in ranks),
+        memory_fixed_bytes=tuple(
+            profile.memory.fixed_bytes if profile and profile.memory else None for profile in ranks
+        ),
+        links_in_turn=cluster.paces_links,
+        notes=notes,
+    )
+
+
+def _find(profiles: Sequence[Profile], rank: int, device: Device) -> RankProfile | None:
+    """The profile of this rank's device: of the same rank if it is of that device, else of any such device."""
+    same = [entry for profile in profiles for entry in profile.ranks if entry.device == device.name]
+    return next((entry for entry in same if entry.rank == rank), same[0] if same else None)
+
+
+def _refuse_unknown(cluster: Cluster, ranks: Sequence[RankProfile | None]) -> None:
+    for rank, (device, profile) in enumerate(zip(cluster.devices, ranks, strict=True)):
+        if profile is None and device.flops_per_s is None:
+            raise SpecError(
+                f"nothing is known of device {device.name!r} of rank {rank} on {cluster.name!r}: measure it with "
+                "`mpirun -n N autotune profile`, name a profile with --profile, or state its flops in the cluster file"
+            )
+
+
+def _filled(ranks: Sequence[RankProfile | None]) -> list[RankProfile | None]:
+    """For what is not the device's own doing (data, update, codecs): a rank without a profile is taken like another's."""
+    other = next((profile for profile in ranks if profile is not None), None)
+    return [profile or other for profile in ranks]
+
+
+def _op_line(
+    op: Op, device: Device, profile: RankProfile | None, *, backward: bool
+) -> tuple[float, float, float, float]:
+    """arithmetic, fixed, per sample, launch."""
+    measured = profile.op(op.name) if profile is not None else None
+    if profile is not None:
+        if measured is None:
+            raise SpecError(
+                f"the profile of device {profile.device!r} has no op {op.name!r}: it is of another model; profile this one"
+            )
+        fit = measured.backward if backward else measured.forward
+        return 0.0, fit.fixed_s, fit.per_sample_s, 0.0
+    factor = op.backward_factor if backward else 1.0
+    if factor == 0:
+        return 0.0, 0.0, 0.0, 0.0
+    assert device.flops_per_s is not None
+    traffic = factor / device.memory_bytes_per_s if device.memory_bytes_per_s else 0.0
+    return (
+        factor * op.flops_per_sample / device.flops_per_s,
+        traffic * op.fixed_bytes,
+        traffic * op.bytes_per_sample,
+        device.launch_s * op.num_calls,
+    )
+
+
+def _op_times(rows: list[list[tuple[float, float, float, float]]]) -> OpTimes:
+    values = np.array(rows, np.float64).reshape(len(rows), -1, 4)
+    arithmetic, fixed, per_sample, launch = (np.ascontiguousarray(values[:, :, part]) for part in range(4))
+    return OpTimes(arithmetic_s=arithmetic, fixed_s=fixed, per_sample_s=per_sample, launch_s=launch)
+
+
+def _whole(graph: OpGraph, cluster: Cluster, ranks: Sequence[RankProfile | None]) -> Lines | None:
+    """Of a rank without a profile, what its datasheet says at two sizes."""
+    if all(profile is None for profile in ranks):
+        return None
+    fits = [
+        profile.compute if profile is not None else _stated_line(graph, device)
+        for device, profile in zip(cluster.devices, ranks, strict=True)
+    ]
+    return _lines(fits)
+
+
+def _stated_line(graph: OpGraph, device: Device) -> WorkFit:
+    few, many = 16, 64
+    low_s, high_s = (compute_s(graph, device, count) for count in (few, many))
+    slope = (high_s - low_s) / (many - few)
+    return WorkFit(
+        fixed_s=max(low_s - few * slope, 0.0), per_sample_s=slope, source=Source.DATASHEET, low=few, high=many
+    )
+
+
+def _lines(fits: Sequence[WorkFit | None]) -> Lines:
+    return Lines(
+        fixed_s=np.array([fit.fixed_s if fit else 0.0 for fit in fits]),
+        slope_s=np.array([fit.per_sample_s if fit else 0.0 for fit in fits]),
+    )
+
+
+def _codec_lines(ranks: Sequence[RankProfile | None], name: str, side: str) -> Lines:
+    codecs = [rank.codec(name) if rank is not None else None for rank in ranks]
+    fits: list[TransferFit | None] = [getattr(codec, side) if codec is not None else None for codec in codecs]
+    return Lines(
+        fixed_s=np.array([fit.latency_s if fit else 0.0 for fit in fits]),
+        slope_s=np.array([1 / fit.bytes_per_s if fit and fit.bytes_per_s else 0.0 for fit in fits]),
+    )
+
+
+def _with_link(host: Host, profiles: Sequence[Profile]) -> Host:
+    """A host whose link is not stated takes the one that was measured."""
+    if host.link is not None:
+        return host
+    links = (_measured_link(found) for profile in profiles for found in profile.hosts if found.host == host.name)
+    return replace(host, link=next((link for link in links if link is not None), None))
+
+
+def _transports(
+    cluster: Cluster, profiles: Sequence[Profile]
+) -> tuple[dict[str, TransportCosts], list[Origin], tuple[str, ...]]:
+    found: dict[str, TransportCosts] = {}
+    origins, notes = [], []
+    for profile in profiles:
+        for measured in profile.collectives:
+            if measured.kind != "all-reduce" or measured.transport in found:
+                continue
+            found[measured.transport] = _transport(measured, profile, cluster)
+            what = f"all-reduce over {measured.transport}"
+            source = f"measured on {measured.num_ranks} ranks of {profile.cluster} ({profile.label})"
+            origins.append(
+                Origin(
+                    what=what,
+                    source=source,
+                    low=measured.fit.low,
+                    high=measured.fit.high,
+                    worst_error=measured.fit.worst_error,
+                )
+            )
+            if measured.num_ranks != len(cluster.devices):
+                notes.append(f"{what}: measured on {measured.num_ranks} ranks, predicted for {len(cluster.devices)}")
+    if not found:
+        origins.append(Origin(what="all-reduce", source=f"{DATASHEET}: bytes over links, no software"))
+        notes.append(
+            "what a message costs beyond its bytes: small buckets look better than they are; `autotune profile` measures it"
+        )
+    return found, origins, tuple(notes)
+
+
+def _transport(measured: CollectiveProfile, profile: Profile, cluster: Cluster) -> TransportCosts:
+    """What was measured, less what bytes and rounds take on the links: those are computed anew for the links of `cluster`."""
+    rows: list[tuple[float, float]] = [(row.num_bytes, row.seconds) for row in measured.rows]
+    if not rows:
+        rows = [(size, measured.fit.seconds(size)) for size in (measured.fit.low, measured.fit.high)]
+    profiled = _profiled_cluster(profile, cluster)
+    then, now = (all_reduce_rounds("ring", count) for count in (measured.num_ranks, len(cluster.devices)))
+    # A measured latency is software as well: no more of it is taken off than the links of `cluster` will add.
+    latency_s = min(_round_s(profiled, then), _round_s(cluster, now)) * then
+    overhead = [max(seconds - size * _link_s_per_byte(profiled) - latency_s, 0.0) for size, seconds in rows]
+    return TransportCosts(
+        sizes=np.array([size for size, _ in rows], np.float64),
+        overhead_s=np.array(overhead) * (now / then if then else 1.0),
+        slots=SLOTS.get(measured.transport, 1),
+    )
+
+
+def _profiled_cluster(profile: Profile, cluster: Cluster) -> Cluster:
+    """The mix that the profile was measured on: this one, or one made of the links that it found."""
+    if profile.cluster_fingerprint == cluster.fingerprint():
+        return cluster
+    links = {found.host: _measured_link(found) for found in profile.hosts}
+    names = dict.fromkeys(rank.host for rank in profile.ranks)
+    hosts = tuple(
+        Host(
+            name=name,
+            devices=tuple(Device(name=rank.device) for rank in profile.ranks if rank.host == name),
+            link=links.get(name),
+        )
+        for name in names
+    )
+    return Cluster(name=profile.cluster, hosts=hosts)
+
+
+def _measured_link(found: HostLink) -> Link | None:
+    if not found.up_bytes_per_s or not found.down_bytes_per_s:
+        return None
+    return Link(up_bytes_per_s=found.up_bytes_per_s, down_bytes_per_s=found.down_bytes_per_s, latency_s=found.latency_s)
+
+
+def _round_s(cluster: Cluster, rounds: int) -> float:
+    return all_reduce_latency_s("ring", cluster) / rounds if rounds else 0.0
+
+
+def _link_s_per_byte(cluster: Cluster) -> float:
+    """Seconds that a byte of a ring takes on the tightest link."""
+    times = [0.0]
+    for load in ring_loads(cluster.host_of_rank, 1.0):
+        link = cluster.hosts[load.host].link
+        if link is not None:
+            times += [load.up_bytes / link.up_bytes_per_s, load.down_bytes / link.down_bytes_per_s]
+    return max(times)
+
+
+def _device_origins(cluster: Cluster, ranks: Sequence[RankProfile | None], profiles: Sequence[Profile]) -> list[Origin]:
+    labels = {id(entry): profile.label for profile in profiles for entry in profile.ranks}
+    origins: dict[str, Origin] = {}
+    for device, profile in zip(cluster.devices, ranks, strict=True):
+        if profile is None:
+            origins[device.name] = Origin(what=f"device {device.name}", source=DATASHEET)
+        else:
+            fit: Fit = profile.compute
+            source = f"{fit.source.value} ({labels[id(profile)]})"
+            origins[device.name] = Origin(
+                what=f"device {device.name}", source=source, low=fit.low, high=fit.high, worst_error=fit.worst_error
+            )
+    return list(origins.values())
+
+
+def _link_origins(cluster: Cluster, hosts: Sequence[Host]) -> list[Origin]:
+    if len(hosts) < 2:
+        return []
+    stated = sum(host.link is not None for host in cluster.hosts)
+    measured = sum(host.link is not None for host in hosts) - stated
+    parts = [f"{stated} stated in the cluster file"] * bool(stated) + [f"{measured} measured"] * bool(measured)
+    return [Origin(what="links", source=", ".join(parts) or "none: messages are free")]

@@ -1,0 +1,1 @@
+"""The search space: knobs, declared once and composed."""

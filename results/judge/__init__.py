@@ -1,0 +1,1 @@
+"""What follows from records: comparisons, intervals, reports. Pure."""

@@ -1,0 +1,85 @@
+"""A prediction: what a plan is expected to take, hold and cost, and what the expectation rests on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from autotune.profilers.breakdown import Breakdown
+from autotune.results.store.record import Limit
+from autotune.workloads.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """Where a number comes from, for whoever reads a prediction."""
+
+    what: str
+    source: str
+    low: float | None = None
+    high: float | None = None
+    """Range of samples or bytes in which it was measured; beyond, it is a guess. None: it was not measured."""
+    worst_error: float | None = None
+    """How far the fitted line is from the worst of its own points, as a share."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankForecast:
+    """One rank's share of the predicted step."""
+
+    rank: int
+    device: str
+    samples: int
+    compute_s: float
+    """Data, forward, backward, codec and update: all that keeps the device busy."""
+    peak_memory_bytes: float
+    peak_at_s: float
+    """Moment of the peak, from the start of the step."""
+    memory_bytes: float | None = None
+    """What the device has; None: not stated."""
+    bubble: float | None = None
+    """Of a plan with pipeline stages: the part of the step in which the device does nothing."""
+
+    @property
+    def fits(self) -> bool:
+        return self.memory_bytes is None or self.peak_memory_bytes <= self.memory_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """One plan on one mix."""
+
+    workload: str
+    cluster: str
+    plan: Plan
+    global_batch: int
+    step_s: float
+    ranks: tuple[RankForecast, ...]
+    num_tasks: int
+    breakdown: Breakdown | None = None
+    limit: Limit | None = None
+    origins: tuple[Origin, ...] = ()
+    doubts: tuple[str, ...] = field(default=())
+    """Where the prediction leaves what was measured."""
+    price_per_hour: float | None = None
+    """Of all devices together; None where one states no price."""
+    joules_per_step: float | None = None
+    """None where a device states no power."""
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.global_batch / self.step_s
+
+    @property
+    def fits(self) -> bool:
+        return all(rank.fits for rank in self.ranks)
+
+    @property
+    def limit_share(self) -> float | None:
+        """How close to the step time that no plan can beat, 0 to 1."""
+        return self.limit.step_s / self.step_s if self.limit is not None else None
+
+    @property
+    def price_per_million_samples(self) -> float | None:
+        if self.price_per_hour is None:
+            return None
+        return self.price_per_hour * 1e6 / self.samples_per_s / 3600

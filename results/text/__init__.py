@@ -1,0 +1,1 @@
+"""Numbers and breakdowns as plain text."""

@@ -1,0 +1,126 @@
+"""Figures as people read them: ms, samples/s, "2.31x", "41 s". Plain ASCII, for any terminal and log."""
+
+from __future__ import annotations
+
+from autotune.workloads.plan import CommPlan, CompressionPlan, PipelinePlan, Plan
+from autotune.workloads.quantity import format_bytes
+
+MANY_PARTS = 1000
+"""From here on a credit is as good as none."""
+MANY_RANKS = 8
+NEAR_ONE = (0.9, 1.1)
+MISSING = "-"
+
+
+def format_number(value: float) -> str:
+    """Three figures, never an exponent: 0.342, 3.42, 34.2, 342, 3420."""
+    magnitude = abs(value)
+    if magnitude == 0:
+        return "0"
+    for limit, decimals in ((0.9995, 3), (9.995, 2), (99.95, 1)):
+        if magnitude < limit:
+            return f"{value:.{decimals}f}"
+    return f"{value:.0f}"
+
+
+def format_ms(seconds: float | None) -> str:
+    """0.2134 -> "213"; the unit stands in the column's heading."""
+    return MISSING if seconds is None else format_number(seconds * 1e3)
+
+
+def format_seconds(seconds: float) -> str:
+    """A time of any size with its unit: "1.20 s", "213 ms", "14.6 us"."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * scale >= 0.9995:
+            return f"{format_number(seconds * scale)} {unit}"
+    return f"{format_number(seconds * 1e9)} ns"
+
+
+def format_rate(samples_per_s: float | None) -> str:
+    """300.4 -> "300"."""
+    return MISSING if samples_per_s is None else format_number(samples_per_s)
+
+
+def format_times(ratio: float | None) -> str:
+    """2.3123 -> "2.31x"; near 1, where it matters, one figure more: "0.993x"."""
+    return MISSING if ratio is None else f"{_ratio(ratio)}x"
+
+
+def format_interval(low: float, high: float) -> str:
+    """The interval of a ratio: "2.28-2.35"."""
+    if any(NEAR_ONE[0] <= end < NEAR_ONE[1] for end in (low, high)):
+        return f"{low:.3f}-{high:.3f}"
+    return f"{_ratio(low)}-{_ratio(high)}"
+
+
+def format_percent(fraction: float | None) -> str:
+    """0.863 -> "86 %"."""
+    return MISSING if fraction is None else f"{fraction * 100:.0f} %"
+
+
+def format_duration(seconds: float) -> str:
+    """A rough time to wait: "41 s", "3 min", "1 h 10 min"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def plan_summary(plan: Plan) -> str:
+    """A plan in one line: "samples 27/18/13/6  bucket 1 MiB  gloo  none"; what is not our plain reducer is named first."""
+    comm, compression = plan.comm, plan.compression
+    if plan.pipeline is not None:
+        return f"{stages_summary(plan.pipeline)}  {comm.transport}"
+    parts = [way_to_send(comm), f"samples {format_shares(plan.batch.samples)}", pieces(comm), comm.transport]
+    parts += [codecs_text(compression), f"{len(compression.factors)} layers by factors" if compression.factors else ""]
+    parts += ["synchronised norms"] if plan.batch.sync_norm else []
+    return "  ".join(part for part in parts if part)
+
+
+def codecs_text(compression: CompressionPlan) -> str:
+    """The codec, after those of single kinds of layers: "Linear fp16, else none"."""
+    kinds = [f"{entry.kind} {entry.codec}" for entry in compression.by_kind]
+    return ", ".join([*kinds, f"else {compression.codec}"]) if kinds else compression.codec
+
+
+def stages_summary(pipeline: PipelinePlan) -> str:
+    """A pipeline in words: "3 stages on ranks 0 > 1+2 > 3 from ops 0/4/9, 8 micro-batches, 1f1b"."""
+    ranks = " > ".join("+".join(map(str, stage)) for stage in pipeline.stage_ranks)
+    first = "/".join(map(str, pipeline.first_ops))
+    return (
+        f"{len(pipeline.first_ops)} stages on ranks {ranks} from ops {first}, {pipeline.micro_batches} micro-batches, "
+        f"{pipeline.schedule}"
+    )
+
+
+def way_to_send(comm: CommPlan) -> str:
+    """The reducer in a word or two, with its collective if that is not a ring; empty for our plain one."""
+    scheduled = "crossing" if comm.crosses_steps else "scheduled"
+    averaged = f"mean of models every {comm.average_every} steps"
+    name = {"ddp": "DDP", "scheduled": scheduled, "averaged": averaged}.get(comm.reducer, "")
+    collective = comm.collective if comm.collective != "ring" else ""
+    owned = f"owned {format_shares(tuple(round(100 * share) for share in comm.shares))} %" if comm.shares else ""
+    return " ".join(part for part in (name, collective, owned) if part)
+
+
+def pieces(comm: CommPlan) -> str:
+    """What travels at once: "bucket 1 MiB", or "parts 256 KiB, 4 at once"."""
+    if comm.reducer == "averaged":
+        return ""
+    if comm.reducer != "scheduled":
+        return f"bucket {format_bytes(comm.bucket_bytes)}"
+    at_once = max(comm.credit_bytes // comm.partition_bytes, 1)
+    return f"parts {format_bytes(comm.partition_bytes)}" + (f", {at_once} at once" if at_once < MANY_PARTS else "")
+
+
+def format_shares(samples: tuple[int, ...]) -> str:
+    """Samples of each rank: "27/18/13/6"; of many ranks, the range."""
+    if len(samples) <= MANY_RANKS:
+        return "/".join(map(str, samples))
+    return f"{min(samples)} to {max(samples)} on {len(samples)} ranks"
+
+
+def _ratio(value: float) -> str:
+    if value >= NEAR_ONE[1]:
+        return format_number(value)
+    return f"{value:.3f}" if value >= NEAR_ONE[0] else f"{value:.2f}"
