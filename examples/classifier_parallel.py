@@ -155,7 +155,9 @@ def main() -> None:
     optimizer = AdamW(parameter_groups(model), lr=args.lr)
     schedule = LambdaLR(optimizer, partial(lr_factor, args.warmup, num_steps))
     parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "schedule": schedule, "order": order}
-    job = parts["order"] = autotune.parallelize(model, optimizer, "plan.json")  # it knows where the order stands
+    job = parts["order"] = autotune.parallelize(
+        model, optimizer, "plan.json"
+    )  # its state includes the order of samples
     step = load(parts, args.resume) if args.resume else 0
 
     for epoch in range(step // steps_per_epoch, args.epochs):

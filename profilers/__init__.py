@@ -1,1 +1,1 @@
-"""Observe: turn a run into numbers."""
+"""Measurements of a run: timelines, breakdowns, counters, fits."""

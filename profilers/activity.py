@@ -1,11 +1,11 @@
-"""What a rank is doing at each instant of a step.
+"""The activity of each rank at each instant of a step.
 
-Everything recorded lays a claim on the time it took, and at any instant the strongest claim wins: computing, then loading
-data, then a collective that all its ranks have joined, then one that still waits for a rank, then a host that is blocked.
-A collective's span is therefore two claims, one before and one after the moment the last rank joined. The winners are the
-upper envelope of the claims: one sweep over their sorted edges with a heap of the claims in force, O(n log n).
+Every span claims its interval, and at any instant the claim of highest precedence counts: computing, then loading data,
+then a collective that all its ranks have joined, then one that waits for a rank, then a blocked host. A collective's span
+is therefore two claims, before and after the last rank joined. The result is the upper envelope of the claims: one sweep
+over their sorted edges with a heap of the active claims, O(n log n).
 
-Spans of a timeline -> for each rank, stretches of time that follow each other without gap.
+Spans of a timeline -> for each rank, consecutive stretches of time without gaps.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from autotune.profilers.timeline import Span, Timeline
 from autotune.workloads.errors import SpecError
 
 Strength: TypeAlias = tuple[int, float, float, str, int]
-"""Smaller is stronger: first by activity, then by what the activity prefers."""
+"""Precedence; smaller is stronger: by activity, then by the rule of the activity."""
 
 
 class Activity(StrEnum):
-    """What an instant of a rank belongs to, strongest first."""
+    """The activity of a rank at an instant, strongest first."""
 
     COMPUTE = "compute"
     DATA = "data"
@@ -41,22 +41,22 @@ ORDER = {activity: place for place, activity in enumerate(Activity)}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collective:
-    """What several ranks do together, from when the last of them joined."""
+    """A collective; its ranks communicate from when the last of them joined."""
 
     op: str
     joined_s: float
-    """Moment the last rank joined."""
+    """When the last rank joined."""
     last_rank: int
     """That rank; of several at the same moment, the lowest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stretch:
-    """One rank does one thing."""
+    """An interval of one activity of one rank."""
 
     activity: Activity
     op: str
-    """The operation or collective that decides; empty where nothing was recorded."""
+    """The operation or collective; empty where nothing was recorded."""
     start_s: float
     end_s: float
     collective: Collective | None = None
@@ -98,29 +98,29 @@ class Activities:
         return self._spans[rank]
 
     def stretches(self, rank: int, window: tuple[float, float]) -> tuple[Stretch, ...]:
-        """What the rank does from one moment to another, without gap; empty for a window without length."""
+        """The activities of the rank in a window, without gaps; empty for a window without length."""
         return _envelope(self._claims[rank], *window)
 
 
 def checked_window(window: tuple[float, float]) -> tuple[float, float]:
-    """A window that a caller chose, if it is one."""
+    """A caller's window, validated."""
     if not window[0] <= window[1]:
         raise SpecError(f"the window goes from {window[0]:g} s to {window[1]:g} s: give its start first, then its end")
     return window
 
 
 def stretch_before(stretches: Sequence[Stretch], moment_s: float) -> Stretch:
-    """The one that is under way just before a moment inside the window."""
+    """The stretch just before a time inside the window."""
     return stretches[bisect_left(stretches, moment_s, key=lambda stretch: stretch.start_s) - 1]
 
 
 def is_collective(span: Span) -> bool:
-    return span.lane == "comm" and span.kind == "comm"
+    return span.track == "comm" and span.kind == "comm"
 
 
 def _collectives(spans: Sequence[Span]) -> list[Collective | None]:
     """For each span the collective that it is a rank's part of, if it is one: the parts have the same name and, where a
-    name comes back on a rank, the same turn of it."""
+    name repeats on a rank, the same repetition of it."""
     turns: dict[tuple[int, str], count[int]] = defaultdict(count)
     parts: dict[tuple[str, int], list[int]] = defaultdict(list)
     for index in sorted(range(len(spans)), key=lambda index: spans[index].start_s):
@@ -137,7 +137,7 @@ def _collectives(spans: Sequence[Span]) -> list[Collective | None]:
 
 
 def _claims(span: Span, collective: Collective | None) -> list[Claim]:
-    """What a span says about the time it took; a span of no or negative length says nothing."""
+    """The claims of a span; none for a span of no or negative length."""
     start, end = span.start_s, span.end_s
     if collective is not None:
         joined = min(max(collective.joined_s, start), end)
@@ -146,18 +146,18 @@ def _claims(span: Span, collective: Collective | None) -> list[Claim]:
         return [claim for claim in (waiting, sending) if claim[1].duration_s > 0]
     if end <= start:
         return []
-    if span.lane == "compute":
+    if span.track == "compute":
         return [_claim(Activity.COMPUTE, span.op, start, end)]
     if span.kind == "data":
         return [_claim(Activity.DATA, span.op, start, end)]
-    if span.lane == "host" and span.kind == "wait":
+    if span.track == "host" and span.kind == "wait":
         return [_claim(Activity.OTHER, span.op, start, end)]
     return []
 
 
 def _claim(activity: Activity, op: str, start: float, end: float, collective: Collective | None = None) -> Claim:
-    """Of several at once: the collective that is over first, as that is the one somebody may wait for (then the one that
-    was joined last); the wait that is over first; otherwise what began last, as it interrupts the rest."""
+    """Of several at once: the collective that ends first, since a rank may wait for it (then the one that was joined last); the
+    wait that ends first; otherwise the span that began last, since it interrupts the others."""
     prefers, last_rank = (-start, 0.0), 0
     if collective is not None:
         last_rank = collective.last_rank

@@ -1,8 +1,8 @@
 """AMD GPUs, read from files of the amdgpu driver; no library and no permission needed.
 
 Source: https://docs.kernel.org/gpu/amdgpu/thermal.html and .../driver-misc.html. Metrics carry the names they have for
-NVIDIA GPUs, so that reports need not tell them apart. Left out: clocks (pp_dpm_sclk is a table for people) and PCIe
-bytes (pcie_bw holds its reader for a second).
+NVIDIA GPUs, so that reports treat both alike. Left out: clocks (pp_dpm_sclk is a table for display) and PCIe
+bytes (reading pcie_bw blocks for a second).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VENDOR = "0x1002"
 def open_amd(pci_address: str = "", *, clock: Clock = time.monotonic, sysfs: Path = SYSFS) -> Observer:
     """The GPU at this PCI address, such as "0000:03:00.0"; without one, the only AMD GPU of the host.
 
-    By address, because HIP_VISIBLE_DEVICES renumbers torch's devices; torch knows it by parts, as
+    By address, because HIP_VISIBLE_DEVICES renumbers torch's devices; torch has its parts as
     get_device_properties(i).pci_domain_id, .pci_bus_id and .pci_device_id.
     """
     name = f"amdgpu {pci_address}".strip()

@@ -1,12 +1,12 @@
-"""Where the time of a step went: every instant of every rank has exactly one reason.
+"""Breakdown of a step: every instant of every rank has exactly one category.
 
-Per rank, from its first span to its last: computing (whether or not something is sent meanwhile), loading data,
-communication that nothing hides, waiting for a rank that has not joined a collective yet, and the rest. Beside them, how
-much communication was hidden behind computing. The idea of exposed communication and overlap is that of Holistic Trace
-Analysis (Meta); telling a straggler's delay from the link's is ours, and needs all ranks on one clock.
+Per rank, from its first span to its last: computing (with or without concurrent communication), loading data, exposed
+communication, waiting for a rank that has not joined a collective yet, and the rest. In addition, the communication
+that was hidden behind computing. Exposed communication and overlap are defined as in Holistic Trace Analysis (Meta). The
+separation of straggler delay from link time is ours, and needs all ranks on one clock.
 
-Left out: which layer the time belongs to (a timeline has that in its spans), and pipelines, where idling is a schedule's
-doing rather than a collective's.
+Left out: the layer of an interval (the spans of a timeline have it), and pipelines, whose idle time is due to the schedule
+rather than to a collective.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from autotune.profilers.queueing import Queueing, queueing
 from autotune.profilers.timeline import Span, Timeline
 
 LEAST_SHARE = 0.005
-"""Smaller costs would read as 0 %."""
+"""Smaller costs would be printed as 0 %."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """Seconds by reason. The first five make up the wall time; the others look at the same time from another side."""
+    """Seconds by category. The first five sum to the wall time; the others overlap with them."""
 
     compute_s: float = 0.0
     data_s: float = 0.0
     exposed_s: float = 0.0
-    """Communication under way on all its ranks while this one neither computes nor loads data."""
+    """Communication in flight on all its ranks while this one neither computes nor loads data."""
     straggler_s: float = 0.0
     """The same, but some rank has not joined yet."""
     other_s: float = 0.0
     other_wait_s: float = 0.0
     """The part of `other_s` in which the host was blocked on gradients and no collective was recorded."""
     overlapped_s: float = 0.0
-    """Computing while a collective is under way."""
+    """Computing while a collective is in flight."""
     communication_s: float = 0.0
-    """Some collective is under way, joined by all or not."""
+    """Some collective is in flight, joined by all or not."""
     queue_s: float = 0.0
     """Some gradients are ready but not yet sent."""
 
@@ -49,7 +49,7 @@ class Parts:
 
     @property
     def overlap_share(self) -> float | None:
-        """How much of the communication is hidden behind computing, 0 to 1; None without communication."""
+        """The share of communication that is hidden behind computing, 0 to 1; None without communication."""
         return self.overlapped_s / self.communication_s if self.communication_s > 0 else None
 
     def shares(self) -> dict[Activity, float]:
@@ -75,7 +75,7 @@ class Breakdown:
 
     ranks: tuple[RankBreakdown, ...] = ()
     step_s: float = 0.0
-    """From the first rank's start to the last one's end, or the window that was asked for."""
+    """From the first rank's start to the last one's end, or the given window."""
     clock_error_s: float = 0.0
     queueing: Queueing = field(default_factory=Queueing)
     """Why gradients that were ready were not sent at once."""
@@ -103,10 +103,9 @@ def break_down(timeline: Timeline, *, window: tuple[float, float] | None = None)
 
 
 def largest_costs(breakdown: Breakdown, count: int = 3) -> tuple[str, ...]:
-    """What the step's time is lost to, the most expensive first, in words.
+    """The costs of the step in words, the largest first.
 
-    Computing is no cost: the busiest rank's is what the step is for, the others' runs beside it. Waits that the clocks'
-    error could have made up are not listed."""
+    Computing is no cost. Waits below the error of the clocks are not listed."""
     step_s = breakdown.step_s
     costs = [cost for rank in breakdown.ranks for cost in _costs(rank, breakdown.clock_error_s)]
     ranked = sorted((cost for cost in costs if cost[0] >= LEAST_SHARE * step_s > 0), key=lambda cost: -cost[0])
@@ -120,16 +119,16 @@ def _costs(rank: RankBreakdown, clock_error_s: float) -> Iterator[tuple[float, s
             yield seconds, f"{name} waits {{share}} of the step for rank {other}'s gradients"
     yield rank.exposed_s, f"{name} spends {{share}} of the step on communication that nothing hides"
     yield rank.data_s, f"{name} loads data for {{share}} of the step"
-    yield rank.other_wait_s, f"{name} is blocked for {{share}} of the step with no collective under way"
+    yield rank.other_wait_s, f"{name} is blocked for {{share}} of the step with no collective in flight"
     yield rank.other_s - rank.other_wait_s, f"{name} does nothing that was recorded for {{share}} of the step"
 
 
 def _rank_breakdown(activities: Activities, rank: int, window: tuple[float, float]) -> RankBreakdown:
     stretches = activities.stretches(rank, window)
     spans = activities.spans(rank)
-    computing = union((span for span in spans if span.lane == "compute"), window)
+    computing = union((span for span in spans if span.track == "compute"), window)
     sending = union(filter(is_collective, spans), window)
-    queueing = union((span for span in spans if span.lane == "comm" and span.kind == "queue"), window)
+    queueing = union((span for span in spans if span.track == "comm" and span.kind == "queue"), window)
     waited_for_s: dict[int, float] = defaultdict(float)
     for stretch in stretches:
         if stretch.activity is Activity.STRAGGLER and stretch.collective is not None:

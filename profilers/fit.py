@@ -15,12 +15,12 @@ from math import log
 
 Point = tuple[float, float]
 _LEAST_SHARE = 1e-6
-"""A point at zero would be infinitely far from any line: none counts as less than this share of the largest."""
+"""The least share of the largest point that a point counts as: the log-ratio of a point at zero is infinite."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """y = fixed + slope · x, and how far it is from the points it was made of."""
+    """y = fixed + slope · x, and its errors at the points."""
 
     fixed: float
     slope: float
@@ -66,6 +66,6 @@ def _total_error(line: Line, points: Sequence[Point], scales: Sequence[float]) -
 
 
 def _scales(points: Sequence[Point]) -> list[float]:
-    """What each point is held against: its y, but never zero."""
+    """The reference of each point: its y, but never zero."""
     largest = max(y for _, y in points)
     return [max(y, largest * _LEAST_SHARE) or 1.0 for _, y in points]

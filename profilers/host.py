@@ -30,7 +30,7 @@ def open_host(*, host_wide: bool = True, clock: Clock = time.monotonic, sysfs: P
 
 
 class Share:
-    """How much of a growing whole a growing part took since the last reading, in %; None while the whole is too small."""
+    """The share of one counter in another since the last reading, in %; None while the other has grown too little."""
 
     def __init__(self, read: Callable[[], tuple[float, float]], least: float) -> None:
         self._read = read
@@ -57,7 +57,7 @@ def _process_meters(clock: Clock) -> Iterator[Meter]:
 
 
 def _host_meters(sysfs: Path) -> Iterator[Meter]:
-    # psutil.cpu_percent would keep its last reading per thread: a probe in one and samples in another do not meet.
+    # psutil.cpu_percent would keep its last reading per thread: a probe in one thread and samples in another would not share it.
     load = Share(_host_cpu_s, least=SHORTEST_S * (psutil.cpu_count() or 1))
     yield Meter(name="host_cpu", unit="%", read=load, note="of all cores")
     yield Meter(name="host_memory_available", unit="B", read=lambda: psutil.virtual_memory().available)

@@ -1,8 +1,8 @@
 """Transfers as numbers: latency and bandwidth from timed messages, nccl-tests' two bandwidths, and links from pairs.
 
 A message of n bytes takes latency + n / bandwidth (Hockney's model), fitted in `autotune.profilers.fit`. `algbw` and `busbw` are
-those of nccl-tests (its doc/PERFORMANCE.md): algbw is size over time; busbw multiplies it by what a rank must at least
-send per byte of the collective, so that it can be held against the bandwidth of a link whatever the number of ranks.
+those of nccl-tests (its doc/PERFORMANCE.md): algbw is size over time; busbw multiplies it by the bytes that a rank must
+send per byte of the collective, so that it is comparable to the bandwidth of a link for any number of ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "broadcast", "all-gather", "reduce-scatter"
 SEND = "send"
 _SAME = 0.9
-"""A pair counts as held back by one side only where the other side is seen to be faster by more than noise."""
+"""The least ratio by which the other side of a pair must be faster, so that this side counts as its bottleneck."""
 
 
 def bus_factor(kind: str, num_ranks: int) -> float:
@@ -23,31 +23,31 @@ def bus_factor(kind: str, num_ranks: int) -> float:
 
 
 def algbw(num_bytes: float, seconds: float) -> float:
-    """Bytes per second as whoever calls the collective sees it; 0 where no time could be told."""
+    """Bytes per second of the collective for its caller; 0 where no time was measured."""
     return num_bytes / seconds if seconds > 0 else 0.0
 
 
 def busbw(kind: str, num_ranks: int, num_bytes: float, seconds: float) -> float:
-    """Bytes per second as the links see it."""
+    """Bytes per second on the links."""
     return algbw(num_bytes, seconds) * bus_factor(kind, num_ranks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
-    """One direction of a host's link, judged by the pairs it takes part in."""
+    """One direction of a host's link, estimated from its pairs."""
 
     bytes_per_s: float
     is_limit: bool
-    """The other side of some pair was seen to carry more, so this side held it back. Otherwise this is a lower bound."""
+    """The other side of some pair carries more, so this side is the bottleneck. Otherwise this is a lower bound."""
 
 
 def uplink(host: str, pairs: Mapping[tuple[str, str], float]) -> Side | None:
-    """What a host can send: the fastest pair from it. `pairs` holds bytes per second of (from, to)."""
+    """The uplink of a host: the fastest pair from it. `pairs` holds bytes per second of (from, to)."""
     return _side({to: speed for (sender, to), speed in pairs.items() if sender == host}, pairs, others_end=1)
 
 
 def downlink(host: str, pairs: Mapping[tuple[str, str], float]) -> Side | None:
-    """What a host can receive: the fastest pair to it."""
+    """The downlink of a host: the fastest pair to it."""
     return _side({sender: speed for (sender, to), speed in pairs.items() if to == host}, pairs, others_end=0)
 
 

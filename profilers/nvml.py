@@ -5,7 +5,7 @@ Source: NVML's reference, https://docs.nvidia.com/deploy/nvml-api. What its read
 - power is an average over 1 s on Ampere (but GA100) and later, so at 10 Hz only energy resolves short steps;
 - PCIe throughput is measured over 20 ms for each direction, for which the call waits: those meters come last, and only
   with every tenth sample.
-A MIG slice answers few of these; the others are unavailable with NVML's reason. Left out: per-process figures.
+A MIG slice has few of these; the others are unavailable with NVML's reason. Left out: per-process figures.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ THROTTLE_REASONS: Mapping[int, str] = {
     0x200: "board limit",
     0x400: "reliability",
 }
-"""NVML's clock event reasons by bit. The first two are no throttling: nobody asked for a higher clock."""
+"""NVML's clock event reasons by bit. The first two are no throttling: no higher clock was requested."""
 
 _REMEDIES: Mapping[str, str] = {
     "NVML_ERROR_LIBRARY_NOT_FOUND": "install the NVIDIA driver; in a container, start it with the driver's libraries",
@@ -87,7 +87,7 @@ def open_nvml(uuid: str, *, clock: Clock = time.monotonic) -> Observer:
 
 
 def throttle_reasons(bitmask: float) -> tuple[str, ...]:
-    """The names in a value of gpu_throttle_reasons; a bit that we do not know is named by its value."""
+    """The names in a value of gpu_throttle_reasons; an unknown bit is named by its value."""
     bits = [1 << place for place in range(int(bitmask).bit_length()) if int(bitmask) >> place & 1]
     return tuple(THROTTLE_REASONS.get(bit, f"unknown reason {bit:#x}") for bit in bits)
 
@@ -158,7 +158,7 @@ def _energy(nvml: Any, gpu: Any, clock: Clock) -> Meter:
 
 
 def _throttle_bits(nvml: Any, gpu: Any) -> Callable[[], float]:
-    """Drivers before 535 know the function by its old name; which one it is, is found out once."""
+    """Drivers before 535 have the function under its old name; the name is looked up once."""
     functions = [nvml.nvmlDeviceGetCurrentClocksEventReasons, nvml.nvmlDeviceGetCurrentClocksThrottleReasons]
 
     def read() -> int:
@@ -174,12 +174,12 @@ def _throttle_bits(nvml: Any, gpu: Any) -> Callable[[], float]:
 
 
 def _pcie_bytes_per_s(nvml: Any, gpu: Any, direction: int) -> Callable[[], float | None]:
-    """NVML says KB/s without saying which; 1000 is what the letters mean."""
+    """NVML documents KB/s without a definition; 1000 is the SI prefix."""
     return Seldom(lambda: nvml.nvmlDeviceGetPcieThroughput(gpu, direction) * 1e3, every=_PCIE_EVERY)
 
 
 def _nvlink_bytes(nvml: Any, gpu: Any, field: int) -> Callable[[], float]:
-    """Data bytes over all links. A device without a link may answer 0, so links are looked for first."""
+    """Data bytes over all links. A device without a link may return 0, so links are checked first."""
 
     def count_kib() -> int:
         value = nvml.nvmlDeviceGetFieldValues(gpu, [(field, _ALL_LINKS)])[0]
@@ -201,7 +201,7 @@ def _nvlink_bytes(nvml: Any, gpu: Any, field: int) -> Callable[[], float]:
 
 
 def _has_link(nvml: Any, gpu: Any) -> bool:
-    """Whether any link is up. Asking for a link beyond the device's last is an invalid argument."""
+    """Whether any link is up. A link beyond the device's last is an invalid argument."""
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         try:
             if nvml.nvmlDeviceGetNvLinkState(gpu, link):

@@ -1,8 +1,8 @@
-"""Devices watched from the side while a run goes on: their power, memory, clocks, load.
+"""Observers of devices during a run: power, memory, clocks, load.
 
-An observer reads one device; a sampler asks it a few times a second from a thread and keeps the answers as counters.
+An observer reads one device; a sampler reads it a few times a second from a thread and stores the values as counters.
 A metric that a device does not have, or loses in mid-run, is unavailable with the reason and never 0, because a zero
-would enter sums and means as if it had been measured. Nothing here raises into the run, whatever a driver does.
+would enter sums and means as if it had been measured. No error of a driver propagates into the run.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from autotune.workloads.errors import SpecError
 
 Clock = Callable[[], float]
 MOST_HZ = 1000
-"""Faster would spend a core on watching; devices refresh their readings 10 to 100 times a second."""
+"""A higher rate would occupy a core; devices refresh their readings 10 to 100 times a second."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """What a device is asked for, and whether it answers."""
+    """A metric of a device, and whether it is available."""
 
     name: str
     unit: str
     note: str = ""
-    """How the value is come by, where that is not plain."""
+    """How the value is derived, where that is not obvious."""
     reason: str = ""
     """Why there is no value (any more); "" while there is."""
 
@@ -48,7 +48,7 @@ class Metric:
 
 
 class Observer(Protocol):
-    """One device. Opening it asks for every metric once, so that its metrics are known before the run."""
+    """One device. Opening it reads every metric once, so that its metrics are known before the run."""
 
     @property
     def name(self) -> str: ...
@@ -58,15 +58,15 @@ class Observer(Protocol):
         """Every metric, as of now: one that failed in mid-run is unavailable for good."""
 
     def sample(self) -> dict[str, float]:
-        """Values of available metrics by name; one that has nothing new to say is left out."""
+        """Values of available metrics by name; one without a new value is left out."""
 
     def close(self) -> None:
-        """Let go of the device; more than once does no harm."""
+        """Release the device; idempotent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Meter:
-    """A metric and the function that reads it: in the metric's unit, None for "nothing new", any error for "not here"."""
+    """A metric and the function that reads it: in the metric's unit, None for "no new value", an error for "unavailable"."""
 
     name: str
     unit: str
@@ -75,7 +75,7 @@ class Meter:
 
 
 class MeteredDevice:
-    """An observer made of meters that fail each on its own."""
+    """An observer made of meters that fail independently."""
 
     def __init__(self, name: str, meters: Iterable[Meter], close: Callable[[], None] | None = None) -> None:
         self.name = name
@@ -95,7 +95,7 @@ class MeteredDevice:
         for name, meter in list(self._live.items()):
             try:
                 value = meter.read()
-            except Exception as error:  # noqa: BLE001 - whatever a driver raises costs this metric and nothing else
+            except Exception as error:  # noqa: BLE001 - an error of a driver affects this metric only
                 del self._live[name]
                 self._metrics[name] = dataclasses.replace(self._metrics[name], reason=describe(error))
             else:
@@ -111,11 +111,11 @@ class MeteredDevice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unavailable:
-    """The observer of a device that cannot be opened: it says why for every metric and samples nothing."""
+    """The observer of a device that cannot be opened: every metric has the reason, and there are no samples."""
 
     name: str
     units: Mapping[str, str]
-    """Units of the metrics the device would have had, by name."""
+    """Units of the metrics that the device would have, by name."""
     reason: str
 
     @property
@@ -130,18 +130,18 @@ class Unavailable:
 
 
 def describe(error: Exception) -> str:
-    """An error as the reason a user reads; without errno's number, and never empty."""
+    """An error as a reason for users; without errno's number, and never empty."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.strerror}: {error.filename}"
     return str(error) or type(error).__name__
 
 
 class Rise:
-    """How far a counter has risen since it was first read, across its wraps.
+    """The increase of a counter since it was first read, across its wraps.
 
     A counter that falls has wrapped or was reset, as by a driver that was loaded anew. It wrapped if that makes the
     rise since the last reading small, at most 1/8 of the range (of 32 bits of millijoules, what 700 W use in 12 minutes).
-    What a reset counter had counted is lost: that is an error, so that no total is quietly too small.
+    A reset loses what was counted: that is an error, so that no total is silently too small.
     """
 
     def __init__(self, read: Callable[[], int], ranges: tuple[int, ...] = (2**32, 2**64)) -> None:
@@ -184,9 +184,9 @@ class Integral:
 
 
 class Seldom:
-    """A reading that costs too much to take each time: with the probe, the first sample, and every n-th from there.
+    """A reading that is too expensive for every sample: taken with the probe, the first sample, and every n-th from there.
 
-    In between there is nothing new.
+    In between there is no new value.
     """
 
     def __init__(self, read: Callable[[], float], every: int) -> None:
@@ -204,10 +204,10 @@ class Seldom:
 
 
 class Sampler:
-    """Samples an observer at a steady beat from a thread, between `start` and `stop` or as a context manager.
+    """Samples an observer at a fixed rate from a thread, between `start` and `stop` or as a context manager.
 
     The first and last sample are at start and stop, so that a total covers the whole run. The thread is a daemon,
-    because MPI's abort waits for others, and it is left behind if a dead driver holds it in a call.
+    because MPI's abort waits for others, and it is abandoned if a driver blocks it in a call.
     """
 
     def __init__(self, observer: Observer, *, rank: int, rate_hz: float = 10.0, clock: Clock = time.monotonic) -> None:
@@ -236,7 +236,7 @@ class Sampler:
         self._thread.start()
 
     def stop(self, timeout_s: float = 2.0) -> None:
-        """Take a last sample, end the thread and close the observer; a driver that hangs is given up on."""
+        """Take a last sample, end the thread and close the observer; a driver that hangs is abandoned."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
@@ -247,7 +247,7 @@ class Sampler:
             self._observer.close()
 
     def tick(self) -> bool:
-        """Take one sample, which is what the thread does; False when the device has nothing left to sample."""
+        """Take one sample; the thread calls this. False when the device has no metric left to sample."""
         try:
             self._keep(self._clock(), self._observer.sample())
             self._metrics = self._observer.metrics
@@ -265,7 +265,7 @@ class Sampler:
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """As the observer last said; all unavailable once it broke or hung."""
+        """The metrics of the observer; all unavailable after it failed or hung."""
         failure = self._failure
         return tuple(
             dataclasses.replace(metric, reason=failure) if failure and metric.available else metric
@@ -273,7 +273,7 @@ class Sampler:
         )
 
     def counters(self) -> tuple[Counter, ...]:
-        """What was sampled so far. A metric without a single value has no counter."""
+        """The samples so far. A metric without a value has no counter."""
         with self._lock:
             return tuple(
                 Counter(rank=self._rank, name=metric.name, unit=metric.unit, points=tuple(zip(*points, strict=True)))
@@ -289,6 +289,6 @@ class Sampler:
 
 
 def pause_s(elapsed_s: float, period_s: float) -> float:
-    """Until the next beat. A slow device misses beats and does not make up for them, and the thread always rests."""
+    """Wait for the next sample. A slow device skips samples, and the thread always sleeps."""
     rest_s = period_s - elapsed_s % period_s
     return rest_s if rest_s > period_s / 4 else rest_s + period_s

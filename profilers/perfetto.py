@@ -1,8 +1,8 @@
 """Trace files for ui.perfetto.dev and chrome://tracing: a timeline written as JSON, and read back.
 
-`trace_events` says how a timeline is drawn. Slices and counters hold all of it but the error of its clock and the order of
+`trace_events` defines how a timeline is drawn. Slices and counters hold all of it but the error of its clock and the order of
 its counters, which are in "otherData". Reading gives back what was written to the nanosecond, so that a file can be checked
-and a stored trace compared; other programs' traces are refused, as they mean other things by the same words.
+and a stored trace compared. Traces of other programs are refused, since their fields have other meanings.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _CounterName:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Header:
-    """What "otherData" holds."""
+    """The content of "otherData"."""
 
     written_by: str
     format: int
@@ -46,7 +46,7 @@ class _Header:
 
 
 def write_trace(timeline: Timeline, path: Path) -> None:
-    """Write the file in one step: its readers see the old content or the new, never half. Counters that share rank, name
+    """Write the file in one step: readers see the old content or the new, never a part. Counters that share rank, name
     and unit become one."""
     if wrong := _what_is_wrong(timeline):
         raise SpecError(
@@ -60,7 +60,7 @@ def write_trace(timeline: Timeline, path: Path) -> None:
 
 
 def check_trace_file(path: Path) -> None:
-    """Refuse what `write_trace` could not write, before there is anything to write: a run may take long."""
+    """Refuse a path that `write_trace` could not write, before a run that may take long."""
     if path.is_dir():
         raise _cannot_write(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
     try:
@@ -191,7 +191,7 @@ def _span(event: dict[str, Any], where: str) -> Span:
         raise SpecError(f"{where}.dur is {event['dur']}: it must be at least 0")
     return Span(
         rank=_rank(event, where),
-        lane=_field(event, "cat", str, where),
+        track=_field(event, "cat", str, where),
         kind=_field(args, "kind", str, f"{where}.args"),
         op=_field(args, "op", str, f"{where}.args"),
         start_s=start_ns / 1e9,
@@ -219,7 +219,7 @@ def _rank(event: dict[str, Any], where: str) -> int:
 
 
 def _field(table: dict[str, Any], key: str, kind: type[T], where: str) -> T:
-    """What `from_data` would say, without its cost: a trace has many events."""
+    """The same errors as `from_data`, at less cost: a trace has many events."""
     if key not in table:
         raise SpecError(f"{where} lacks {key!r}: add it")
     value = table[key]

@@ -1,7 +1,7 @@
-"""Why gradients that were ready were not sent at once: another rank did not have them yet, or they had to wait their turn.
+"""Queueing of ready gradients: until they are ready on all ranks, and then until they are scheduled.
 
-A part that is ready on one rank waits until it is ready on all, and then until its turn comes: for credit, or behind parts that
-are more urgent. The first is a straggler's doing, the second the schedule's.
+A partition that is ready on one rank waits until it is ready on all ranks, and then for credit or behind partitions of higher
+priority. The first delay is due to a straggler, the second to the schedule.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from autotune.profilers.timeline import Span, Timeline
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Queueing:
-    """Means over all parts and ranks of a step."""
+    """Means over all partitions and ranks of a step."""
 
     num_parts: int = 0
     for_ranks_s: float = 0.0
-    """From being ready here to being ready everywhere."""
+    """From ready on this rank to ready on all."""
     for_turn_s: float = 0.0
-    """From being ready everywhere to being sent."""
+    """From ready on all ranks to sent."""
 
 
 def queueing(timeline: Timeline) -> Queueing:
-    """Of what was sent in a timeline of all ranks; a part that did not queue on a rank was sent the moment it was ready."""
+    """Of the partitions in a timeline of all ranks; one without a queue span was sent when it was ready."""
     ready: dict[str, dict[int, float]] = defaultdict(dict)
     sent: dict[str, dict[int, float]] = defaultdict(dict)
     for span in timeline.spans:
-        if span.lane == "comm":
+        if span.track == "comm":
             _note(span, ready[span.op], sent[span.op])
     waits = [
         (last_s - ready_s, max(sent[op][rank] - max(last_s, ready_s), 0.0))

@@ -1,7 +1,7 @@
-"""Ranges of our own in a torch profile: what a trainer is at, and with how many bytes.
+"""Ranges of a trainer in a torch profile: phases and messages, with their bytes.
 
-torch.profiler keeps a range's name and its two moments and nothing else, so the bytes are part of the name:
-"autotune::post all-reduce 3 [1048576 B]". While nobody profiles, a range is one shared context that does nothing:
+torch.profiler records only the name, start and end of a range, so the bytes are part of the name:
+"autotune::post all-reduce 3 [1048576 B]". Without a profiler, a range is one shared context that does nothing, since
 record_function would cost microseconds then too.
 """
 
@@ -18,7 +18,7 @@ from torch.profiler import record_function
 from autotune.profilers.timeline import all_reduce_name
 
 PHASES = ("data", "forward", "backward", "wait", "optimizer")
-"""What a step goes through, one after the other; also the kinds of the spans that the trainer's own clock gives."""
+"""The phases of a step in order; also the kinds of the spans that the trainer measures."""
 _PREFIX = "autotune::"
 _NAME = re.compile(re.escape(_PREFIX) + r"(?P<op>.+?)(?: \[(?P<num_bytes>[0-9]+) B\])?")
 _NOTHING: AbstractContextManager[None] = nullcontext()
@@ -32,7 +32,7 @@ class Ranges:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """A profiler is listening as long as this context lasts."""
+        """While this context lasts, a profiler records."""
         self._recording = True
         try:
             yield
@@ -44,18 +44,18 @@ class Ranges:
         return record_function(range_name(name)) if self._recording else _NOTHING
 
     def bucket(self, what: str, index: int, tensor: Tensor) -> AbstractContextManager[Any]:
-        """What is done with the bucket that is posted as number `index` of its step, in the form it then has."""
+        """An action on the bucket that is posted as number `index` of its step, with its current bytes."""
         if not self._recording:
             return _NOTHING
         return record_function(range_name(f"{what} {all_reduce_name(index)}", tensor.nbytes))
 
 
 def range_name(op: str, num_bytes: int | None = None) -> str:
-    """What a range is called in a profile."""
+    """The name of a range in a profile."""
     return f"{_PREFIX}{op}" if num_bytes is None else f"{_PREFIX}{op} [{num_bytes} B]"
 
 
 def read_range(name: str) -> tuple[str, int] | None:
-    """The op and the bytes (0 where none are told) of a range of ours; None if it is somebody else's."""
+    """The op and the bytes (0 if absent) of a range of a trainer; None for any other range."""
     found = _NAME.fullmatch(name)
     return (found["op"], int(found["num_bytes"] or 0)) if found else None

@@ -1,9 +1,9 @@
-"""One step of one rank in 78 bytes: what retuning while training needs to know of it, small enough to be sent every step.
+"""Statistics of one step of one rank in 78 bytes, for online retuning: small enough to be sent every step.
 
-Of what was sent only sums are kept. Bandwidth and latency are fitted from sums as well as from a list: a line t = a + b/B
-through (bytes, seconds) needs n, Σb, Σt, Σb² and Σbt. The seconds of a part are its *service*: from when it was posted,
-or from when the part before it landed if that was later. Parts under way together share a link, and from posting to
-landing each would seem as slow as all of them.
+Of messages only sums are kept. They suffice to fit bandwidth and latency: a line t = a + b/B through (bytes, seconds) needs
+n, Σb, Σt, Σb² and Σbt. The seconds of a part are its *service time*: from when it was posted, or from the completion of the
+part before it if that was later. Parts in flight at the same time share a link: from posting to completion, each would
+appear as slow as all of them.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ PACKED_BYTES = _FORMAT.size
 
 
 class Part(NamedTuple):
-    """One collective as a rank saw it, moments on any one clock."""
+    """One collective of one rank; times on any one clock."""
 
     num_bytes: float
     """On the wire."""
     ready_s: float
-    """When the rank had what is sent."""
+    """When the data was ready on the rank."""
     posted_s: float
     end_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartSums:
-    """Sums over the parts that landed in a step."""
+    """Sums over the parts that completed in a step."""
 
     num_parts: int = 0
     flight_s: float = 0.0
-    """From posting to landing."""
+    """From posting to completion."""
     queue_s: float = 0.0
-    """From being ready to being posted."""
+    """From ready to posted."""
     num_bytes: float = 0.0
     service_s: float = 0.0
     square_bytes: float = 0.0
     """Σb²."""
     byte_seconds: float = 0.0
-    """Σbt, t being the service."""
+    """Σbt, where t is the service time."""
 
     @classmethod
     def of(cls, parts: Iterable[Part]) -> Self:
         """Sums of the parts of one rank, in any order."""
         ordered = sorted(parts, key=lambda part: (part.end_s, part.posted_s))
         flight_s = queue_s = num_bytes = service_s = square_bytes = byte_seconds = 0.0
-        landed_s = float("-inf")
+        completed_s = float("-inf")
         for part in ordered:
-            seconds = part.end_s - max(part.posted_s, landed_s)
-            landed_s = part.end_s
+            seconds = part.end_s - max(part.posted_s, completed_s)
+            completed_s = part.end_s
             flight_s += part.end_s - part.posted_s
             queue_s += max(part.posted_s - part.ready_s, 0.0)
             num_bytes += part.num_bytes
@@ -91,13 +91,13 @@ class StepStats:
     """Without waiting for parameters."""
     backward_s: float
     wait_s: float
-    """For gradients after backward and, where steps cross, for parameters in the forward pass."""
+    """For gradients after backward and, with cross-step overlap, for parameters in the forward pass."""
     stalled_s: float = 0.0
     """Of that, for parameters in the forward pass."""
     parts: PartSums = PartSums()
 
     def pack(self) -> bytes:
-        """`PACKED_BYTES` of them."""
+        """As `PACKED_BYTES` bytes."""
         parts = self.parts
         return _FORMAT.pack(
             self.rank,
@@ -120,7 +120,7 @@ class StepStats:
 
     @classmethod
     def unpack(cls, packed: bytes) -> Self:
-        """What `pack` made, to single precision."""
+        """The inverse of `pack`, to single precision."""
         if len(packed) != PACKED_BYTES:
             raise SpecError(
                 f"a packed step has {len(packed)} bytes but must have {PACKED_BYTES}: run the same version on every rank"
@@ -152,13 +152,13 @@ class StepStats:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRow:
-    """A step as all ranks have just computed it, by rank."""
+    """The latest step of all ranks, by rank."""
 
     step: int
     samples: tuple[int, ...]
     compute_s: tuple[float, ...]
     """Forward and backward pass of each, without waiting."""
     closed: tuple[StepStats, ...] | None
-    """How the step before ended on each; None before the second step."""
+    """Statistics of the previous step of each rank; None before the second step."""
     arrivals: tuple[tuple[float, ...], ...] | None = None
-    """Where links were looked at before this step: bytes per second that each rank has received, by round."""
+    """After a link probe before this step: bytes per second that each rank received, by round."""

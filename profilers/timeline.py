@@ -1,26 +1,28 @@
-"""What happened when, on which rank. Runs and simulations produce the same type, and every view reads it."""
+"""Timelines: what ran when, on which rank. Runs and simulations produce the same type, and every view reads it."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from autotune.workloads.serial import stored_as
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """One thing that took time. Times are seconds on one clock, from the start of the traced step."""
+    """An interval of one activity. Times are seconds on one clock, from the start of the traced step."""
 
     rank: int
-    lane: str
-    """What was busy: "compute", "comm" or "host"; and what explains it: "ranges", "ops", "device" (from torch.profiler), and
-    "decisions" (by which plan a retuned run went)."""
+    track: str = field(metadata=stored_as("lane"))
+    """The row in a view. Resources: "compute", "comm" and "host". Details: "ranges", "ops", "device" (from torch.profiler), and
+    "decisions" (the active plan of a retuned run)."""
     kind: str
-    """On lane "compute": "forward", "backward", "optimizer". On "host": "data", "wait" (blocked on gradients). On "comm":
+    """On track "compute": "forward", "backward", "optimizer". On "host": "data", "wait" (blocked on gradients). On "comm":
     "queue" (gradients are ready but not yet sent) and "comm" (a collective, from when this rank joined it). On "ranges":
     "range" (ours) and "other range". On "ops": "forward op", "backward op" …, or "op" outside every phase."""
     op: str
-    """A collective has the same name on every rank, which is how they are matched."""
+    """A collective has the same name on every rank; spans are matched by it."""
     start_s: float
     end_s: float
     num_bytes: int = 0
@@ -32,23 +34,23 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counter:
-    """A quantity that was sampled now and then, such as a device's power."""
+    """A sampled quantity, such as a device's power."""
 
     rank: int
     name: str
     unit: str
     points: tuple[tuple[float, float], ...]
-    """Moments on the clock of the spans, and values."""
+    """Times, on the same clock as the spans, and values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
-    """Spans of all ranks, in order of their start, and what was sampled beside them."""
+    """Spans of all ranks, ordered by start, and sampled counters."""
 
     spans: tuple[Span, ...] = ()
     counters: tuple[Counter, ...] = ()
     clock_error_s: float = 0.0
-    """How far the ranks' clocks may be apart."""
+    """The largest difference between the ranks' clocks."""
 
     @staticmethod
     def merge(parts: Iterable[Timeline]) -> Timeline:
@@ -86,5 +88,5 @@ class Timeline:
 
 
 def all_reduce_name(index: int) -> str:
-    """What the all-reduce that a step posts as number `index` is called, on every rank."""
+    """The name of the all-reduce that a step posts as number `index`, on every rank."""
     return f"all-reduce {index}"

@@ -1,10 +1,10 @@
-"""What torch did in a step, from torch.profiler, on our own clock: ranges, and the outermost ops of every thread.
+"""Ranges and the outermost ops of every thread in a step, from torch.profiler, on the monotonic clock.
 
 torch counts nanoseconds of wall-clock time; the offset to the monotonic clock is taken when the profiler starts. Ranges
-(ours, torch's and the user's own `record_function`) and ops go to lanes of their own ("ranges", "ops", and "device" for
-what a GPU ran), beside the phases of a step: they explain, and are not counted again as compute. Outermost means that no
-other op is around; a range is no op, or DDP's range around forward would hide all of it. A profiled step is slower and
-must not be scored.
+(the trainer's, torch's and the user's own `record_function`) and ops have separate tracks ("ranges", "ops", and "device" for
+GPU kernels) besides the phases of a step: they are details and are not counted again as compute. An outermost op is inside no
+other op; a range is no op, else DDP's range around forward would hide all ops. A profiled step is slower and must not be
+scored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from autotune.profilers.ranges import PHASES, read_range
 from autotune.profilers.timeline import Span
 
 SHORTEST_S = 20e-6
-"""Shorter ops, and shorter ranges of others, are left out: thousands of them say less than they cost to keep."""
+"""Shorter ops, and shorter ranges of others, are left out: thousands of them cost more than they explain."""
 _PROFILERS_OWN = ("ProfilerStep", "PyTorch Profiler")
 _CLOCK_READINGS = 5
 
@@ -62,7 +62,7 @@ def spans_of(events: Iterable[Any], *, rank: int, begun_s: float) -> Iterator[Sp
 
 
 def wall_clock_ahead_s() -> float:
-    """How much more the wall clock reads than the monotonic one: from the reading that was disturbed least."""
+    """Offset of the wall clock to the monotonic clock, from the fastest of several readings."""
     readings = []
     for _ in range(_CLOCK_READINGS):
         before_s, wall_s, after_s = time.monotonic(), time.time(), time.monotonic()
@@ -71,7 +71,7 @@ def wall_clock_ahead_s() -> float:
 
 
 def _ranges(events: Iterable[Any], rank: int, begun_s: float) -> Iterator[Span]:
-    """Every range of ours, and longer ones of others. A GPU repeats the ranges around its kernels; those are left out."""
+    """Every range of a trainer, and longer ones of others. Copies of ranges around GPU kernels are left out."""
     for event in events:
         if event.is_user_annotation and not _is_on_device(event):
             ours = read_range(event.name)
@@ -80,18 +80,18 @@ def _ranges(events: Iterable[Any], rank: int, begun_s: float) -> Iterator[Span]:
                 start_s, end_s = _moments(event, begun_s)
                 kind = "range" if ours else "other range"
                 yield Span(
-                    rank=rank, lane="ranges", kind=kind, op=op, start_s=start_s, end_s=end_s, num_bytes=num_bytes
+                    rank=rank, track="ranges", kind=kind, op=op, start_s=start_s, end_s=end_s, num_bytes=num_bytes
                 )
 
 
 def _op(event: Any, rank: int, begun_s: float, phases: Iterable[Span]) -> Span:
-    """Which phase an op belongs to is told by when it began, as backward may run on another thread; a GPU runs later."""
+    """The phase of an op follows from its start, since backward may run on another thread; a GPU runs later."""
     start_s, end_s = _moments(event, begun_s)
     if _is_on_device(event):
-        return Span(rank=rank, lane="device", kind="op", op=event.name, start_s=start_s, end_s=end_s)
+        return Span(rank=rank, track="device", kind="op", op=event.name, start_s=start_s, end_s=end_s)
     phase = next((phase.op for phase in phases if phase.start_s <= start_s < phase.end_s), "")
     kind = f"{phase} op".strip()
-    return Span(rank=rank, lane="ops", kind=kind, op=event.name, start_s=start_s, end_s=end_s)
+    return Span(rank=rank, track="ops", kind=kind, op=event.name, start_s=start_s, end_s=end_s)
 
 
 def _moments(event: Any, begun_s: float) -> tuple[float, float]:
@@ -107,7 +107,7 @@ def _is_on_device(event: Any) -> bool:
 
 
 def _is_outermost(event: Any) -> bool:
-    """Whether nothing but ranges is around it."""
+    """Whether it is inside ranges only."""
     around = event.cpu_parent
     while around is not None and around.is_user_annotation:
         around = around.cpu_parent

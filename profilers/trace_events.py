@@ -1,7 +1,7 @@
 """A timeline as events of Chromium's "Trace Event Format", which Perfetto and chrome://tracing draw.
 
-A rank is a process, a lane a thread, a span a complete event ("X"), a counter's point a counter event ("C"). Slices of one
-thread may nest but not overlap otherwise (Perfetto drops the later one), so a lane gets as many threads as it needs.
+A rank is a process, a track a thread, a span a complete event ("X"), a counter's point a counter event ("C"). Slices of one
+thread may nest but not overlap otherwise (Perfetto drops the later one), so a track gets as many threads as it needs.
 Arrows lead from where a collective's gradients became ready to the collective and on to the optimizer. An arrow has no
 slice of its own: it belongs to the slice that is open on its thread at its moment. So arrows touch slices at their start,
 and no two slices of a thread start at the same nanosecond.
@@ -22,9 +22,9 @@ from autotune.profilers.timeline import Counter, Span, Timeline
 
 Event: TypeAlias = dict[str, Any]
 
-LANE_TITLES = {"compute": "compute", "comm": "communication", "host": "host"}
+TRACK_TITLES = {"compute": "compute", "comm": "communication", "host": "host"}
 PHASES = ("X", "C", "s", "t", "f")
-"""Order of events at the same moment: a slice is there before the arrows that touch it."""
+"""Order of events at the same time: a slice precedes the arrows that touch it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +35,7 @@ class _Thread:
     tid: int
     title: str
     place: int
-    """Where its lane stands on the screen."""
+    """The position of its track in the view."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +52,7 @@ class _Slice:
 
 
 def trace_events(timeline: Timeline) -> list[Event]:
-    """First names, then everything that happened, in order of time; spans that start together keep their order."""
+    """Names first, then all events in order of time; spans of equal start keep their order."""
     ranks = sorted({span.rank for span in timeline.spans} | {counter.rank for counter in timeline.counters})
     slices = _slices(timeline.spans, first_tid=process_of(max(ranks, default=0)) + 1)
     events = [*map(_slice_event, slices), *_counter_events(timeline.counters), *_flow_events(slices)]
@@ -70,14 +70,14 @@ def rank_of(process: int) -> int:
 
 
 def _slices(spans: Iterable[Span], *, first_tid: int) -> list[_Slice]:
-    """Each span on the first thread of its lane that is free by then. No thread has the number of a process: Perfetto would
+    """Each span on the first thread of its track that is free by then. No thread has the number of a process: Perfetto would
     take it for the main thread and give it the process's name."""
     tids = count(first_tid)
     latest: dict[tuple[int, str], list[_Slice]] = defaultdict(list)
     slices = []
     for span in sorted(spans, key=lambda span: span.start_s):
         start_ns, end_ns = round(span.start_s * 1e9), round(span.end_s * 1e9)
-        rows = latest[span.rank, span.lane]
+        rows = latest[span.rank, span.track]
         row = next((row for row, last in enumerate(rows) if last.leaves_free(start_ns)), len(rows))
         thread = rows[row].thread if row < len(rows) else _thread(span, row, next(tids))
         rows[row : row + 1] = [_Slice(span=span, thread=thread, start_ns=start_ns, end_ns=end_ns)]
@@ -86,13 +86,13 @@ def _slices(spans: Iterable[Span], *, first_tid: int) -> list[_Slice]:
 
 
 def _thread(span: Span, row: int, tid: int) -> _Thread:
-    title = LANE_TITLES.get(span.lane, span.lane)
-    place = [*LANE_TITLES, span.lane].index(span.lane)
+    title = TRACK_TITLES.get(span.track, span.track)
+    place = [*TRACK_TITLES, span.track].index(span.track)
     return _Thread(rank=span.rank, tid=tid, title=f"{title} {row + 1}" if row else title, place=place)
 
 
 def _names(ranks: Iterable[int], threads: Iterable[_Thread]) -> Iterator[Event]:
-    """Metadata: titles of processes and threads, and their order on the screen."""
+    """Metadata: titles of processes and threads, and their order in the view."""
     for rank in ranks:
         process = {"ph": "M", "pid": process_of(rank)}
         yield {**process, "name": "process_name", "args": {"name": f"rank {rank}"}}
@@ -108,7 +108,7 @@ def _slice_event(slice_: _Slice) -> Event:
     return {
         "ph": "X",
         "name": f"{span.op} (queued)" if span.kind == "queue" else span.op,
-        "cat": span.lane,
+        "cat": span.track,
         "pid": process_of(span.rank),
         "tid": slice_.thread.tid,
         "ts": slice_.start_ns / 1000,
@@ -125,7 +125,7 @@ def _counter_events(counters: Iterable[Counter]) -> Iterator[Event]:
 
 
 def _flow_events(slices: Iterable[_Slice]) -> Iterator[Event]:
-    """An arrow per collective and rank. Perfetto tells arrows apart by name, category and id together."""
+    """An arrow per collective and rank. Perfetto identifies arrows by name, category and id together."""
     of_rank: dict[int, list[_Slice]] = defaultdict(list)
     for slice_ in slices:
         of_rank[slice_.span.rank].append(slice_)

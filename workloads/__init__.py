@@ -1,1 +1,1 @@
-"""Describe: what runs, on what, and how. Plain data; importing it loads neither torch nor MPI."""
+"""Descriptions of workloads, clusters and plans. Plain data; importing it loads neither torch nor MPI."""

@@ -1,7 +1,7 @@
-"""Block graphs from JSON: the file of `autotune schedule`, checked at the door.
+"""Block graphs from JSON, the input of `autotune schedule`, and their validation.
 
 `{"devices": D, "memory": [limit per device], "blocks": [{"name", "devices", "time", "memory", "after", "split"}], "link_time":
-[[seconds]]}`. Without "memory" nothing is limited; "memory" and "after" of a block may be left out, "split" and "link_time" too.
+[[seconds]]}`. Without "memory" there is no limit; "memory", "after" and "split" of a block and "link_time" are optional.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def block_graph(data: Any, where: str = "the graph") -> BlockGraph:
 
 
 def graph_data(graph: BlockGraph) -> dict[str, Any]:
-    """What `block_graph` reads, for writing a graph to a file."""
+    """The inverse of `block_graph`, for writing a graph to a file."""
     blocks: list[dict[str, Any]] = []
     for block in graph.blocks:
         entry: dict[str, Any] = {"name": block.name, "devices": list(block.devices), "time": block.seconds}
@@ -74,7 +74,7 @@ def graph_data(graph: BlockGraph) -> dict[str, Any]:
 
 
 def check_graph(graph: BlockGraph) -> None:
-    """A SpecError that names the block and the device if the graph means nothing."""
+    """A SpecError that names the block and the device if the graph is invalid."""
     _check_devices(graph)
     names: set[str] = set()
     for block in graph.blocks:

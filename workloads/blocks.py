@@ -1,8 +1,8 @@
 """A placed model as blocks, and a schedule of them: what a pipeline runs, where, and in which order.
 
 A block is a piece of work on one device or several at once (forward of a stage, backward of a stage, a layer that all devices
-share). Every micro-batch runs every block once, after the blocks it waits for. A block changes the memory of its devices when it
-starts: forward takes activations, backward gives them back. What a device holds is therefore fixed by the order of its blocks.
+share). Every micro-batch runs every block once, after its dependencies. A block changes the memory of its devices when it
+starts: forward allocates activations, backward frees them. So the order of a device's blocks determines its memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cached_property
 
 FORWARD, BACKWARD = "forward", "backward"
 INPUT, WEIGHT = "input", "weight"
-"""The two parts of a split backward: gradients of the inputs, which the stage before waits for, and of the weights."""
+"""The halves of a split backward: gradients of the inputs, on which the previous stage depends, and of the weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,20 +26,20 @@ class Block:
     """All of them are busy from start to end."""
     seconds: float
     memory: float = 0.0
-    """The change on each of its devices, applied when the block starts. In any unit, the one of the limits."""
+    """The change on each of its devices, applied when the block starts. In the unit of the limits."""
     after: tuple[str, ...] = ()
     """Blocks of the same micro-batch that must have ended."""
     split: tuple[float, float] | None = None
-    """Seconds of its input part and of its weight part, if it is a backward that can be cut so."""
+    """Seconds of its input half and of its weight half, if it is a backward that can be split."""
     whole: str = ""
-    """The block that this is a part of; empty for a block that is no part."""
+    """The block that this is a half of; empty for an unsplit block."""
     part: str = ""
-    """`INPUT` or `WEIGHT`; empty for a block that is no part."""
+    """`INPUT` or `WEIGHT`; empty for an unsplit block."""
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: the derived tables are kept in the instance
 class BlockGraph:
-    """What every micro-batch runs, and what the devices can hold. Valid if it comes from `autotune.workloads.block_file`."""
+    """The blocks of every micro-batch, and the memory of the devices. Validated if it comes from `autotune.workloads.block_file`."""
 
     num_devices: int
     memory: tuple[float, ...]
@@ -50,12 +50,12 @@ class BlockGraph:
 
     @cached_property
     def index(self) -> Mapping[str, int]:
-        """Where a block stands in `blocks`."""
+        """The index of each block in `blocks`."""
         return {block.name: position for position, block in enumerate(self.blocks)}
 
     @cached_property
     def before(self) -> tuple[tuple[tuple[int, float], ...], ...]:
-        """Per block: those it waits for, and the seconds between their end and its start."""
+        """Per block: its dependencies, and the seconds between their end and its start."""
         return tuple(
             tuple((self.index[name], self.delay_s(self.blocks[self.index[name]], block)) for name in block.after)
             for block in self.blocks
@@ -71,12 +71,12 @@ class BlockGraph:
 
     @cached_property
     def work_s(self) -> tuple[float, ...]:
-        """Per device: how long one micro-batch keeps it busy."""
+        """Per device: busy seconds per micro-batch."""
         return tuple(math.fsum(self.blocks[index].seconds for index in blocks) for blocks in self.on_device)
 
     @cached_property
     def topological(self) -> tuple[int, ...]:
-        """All blocks, each after those it waits for; the order of the file where there is a choice."""
+        """All blocks in topological order; ties in the order of the file."""
         placed: dict[int, None] = {}
         while len(placed) < len(self.blocks):
             free = [
@@ -88,7 +88,7 @@ class BlockGraph:
         return tuple(placed)
 
     def delay_s(self, source: Block, target: Block) -> float:
-        """What a dependency pays: nothing between blocks on the same devices, else the slowest pair of different devices."""
+        """Seconds of a dependency: 0 between blocks on the same devices, else those of the slowest pair of different devices."""
         if not self.link_s or set(source.devices) == set(target.devices):
             return 0.0
         pairs = ((a, b) for a in source.devices for b in target.devices if a != b)
@@ -106,10 +106,10 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timetable:
-    """A schedule: what each device runs, in order. A block on several devices stands in the order of each, at the same start."""
+    """A schedule: what each device runs, in order. A block on several devices is in the order of each, with one start."""
 
     graph: BlockGraph
-    """With backward parts as blocks of their own where the schedule splits them (`split_backward`)."""
+    """With the halves of a split backward as separate blocks (`split_backward`)."""
     num_microbatches: int
     order: tuple[tuple[Slot, ...], ...]
 
@@ -126,12 +126,17 @@ class Timetable:
         return max((slot.start_s + blocks[index[slot.block]].seconds for slot in self.slots()), default=0.0)
 
 
-def split_backward(graph: BlockGraph) -> BlockGraph:
-    """The same with every block that has a split as two: `NAME.input`, which others wait for, and `NAME.weight` after it.
+def half_name(block: str, half: str) -> str:
+    """The name of the `INPUT` or `WEIGHT` half of a split block."""
+    return f"{block}.{half}"
 
-    Memory is given back when the weight part starts, as it reads the same activations; memory that is taken is taken at once.
+
+def split_backward(graph: BlockGraph) -> BlockGraph:
+    """The graph with every block that has a split as two: `NAME.input`, on which others depend, and `NAME.weight` after it.
+
+    Memory is freed when the weight half starts, since it reads the same activations; memory is allocated at once.
     """
-    names = {block.name: f"{block.name}.{INPUT}" for block in graph.blocks if block.split}
+    names = {block.name: half_name(block.name, INPUT) for block in graph.blocks if block.split}
     blocks: list[Block] = []
     for block in graph.blocks:
         after = tuple(names.get(name, name) for name in block.after)
@@ -141,7 +146,7 @@ def split_backward(graph: BlockGraph) -> BlockGraph:
         for part, seconds in zip((INPUT, WEIGHT), block.split, strict=True):
             taken = max(block.memory, 0.0) if part == INPUT else min(block.memory, 0.0)
             waits = after if part == INPUT else (names[block.name],)
-            name = f"{block.name}.{part}"
+            name = half_name(block.name, part)
             blocks.append(
                 Block(
                     name=name,

@@ -2,9 +2,9 @@
 
 Every aten op is counted for the innermost module that was running (functional calls count for the module that makes
 them), so costs are exclusive of children. Two batch sizes give fixed and per-sample parts. FLOPs come from torch's own
-registry; bytes are inputs plus outputs of every op that is not a view. Backward is taken as a multiple of forward: a
-matrix product or convolution once more for each of its two factors that wants a gradient, anything else once. What
-flows between the ops takes longer to find and is `autotune.workloads.dataflow`'s business.
+registry; bytes are inputs plus outputs of every op that is not a view. Backward is a multiple of forward: a matrix
+product or convolution once more for each of its two operands that requires a gradient, anything else once. Tensors between
+the ops take longer to find: see `autotune.workloads.dataflow`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 from autotune.workloads.graph import Op, OpGraph, Parameter
 
 LOSS = "(loss)"
-"""Name of the op that stands for what runs outside every module: the loss."""
+"""Name of the op for everything outside every module: the loss."""
 MODEL = "(model)"
-"""Name of the op that stands for what the model does itself, outside its children."""
+"""Name of the op for what the model computes outside its children."""
 
 COUNTED = _FEW, _MANY = 2, 4
 """Samples of the two passes."""
@@ -35,8 +35,8 @@ _MOST_FACTORS = 2
 
 
 def capture(model: nn.Module, run: Callable[[int], Tensor]) -> OpGraph:
-    """`run(n)` computes the loss of n samples (those of COUNTED) with `model`; all that it does counts, so have the samples
-    ready. Nothing of the model is changed but buffers such as BatchNorm's.
+    """`run(n)` computes the loss of n samples (those of COUNTED) with `model`; everything that it runs is counted, so prepare
+    the samples before. The model is not changed, except for buffers such as BatchNorm's.
     """
     few, many = _count(model, run, _FEW), _count(model, run, _MANY)
     parameters = _parameters(model, many.order)
@@ -55,8 +55,8 @@ def tensor_bytes(tree: Any) -> int:
 class SavedTensorMeter:
     """Bytes that autograd holds for backward: the current sum and its peak, each storage counted once, parameters not.
 
-    A storage counts for the op that ran (`running`) when it was first held, until nobody holds it any more: its address
-    may then be another storage's.
+    A storage counts for the op that ran (`running`) when it was first held, until it is freed: its address may then be
+    that of another storage.
     """
 
     def __init__(self, model: nn.Module, running: Callable[[], str] = lambda: "") -> None:
@@ -91,7 +91,7 @@ class SavedTensorMeter:
 
 
 class _Held:
-    """A saved tensor; its end of life is the end of the memory."""
+    """A saved tensor; its memory is freed with it."""
 
     def __init__(self, tensor: Tensor, meter: SavedTensorMeter) -> None:
         self.tensor = tensor.detach()
@@ -106,7 +106,7 @@ class _Held:
 
 @dataclass(kw_only=True, slots=True)
 class _Tally:
-    """What one module did in one forward pass."""
+    """Counts of one module in one forward pass."""
 
     flops: float = 0.0
     num_bytes: float = 0.0
@@ -131,7 +131,9 @@ def _count(model: nn.Module, run: Callable[[int], Tensor], num_samples: int) -> 
     counts, stack = _Counts(), [LOSS]
 
     def enter(module: nn.Module, _inputs: Any) -> None:
-        name = names.get(module)  # None: not the model's, so part of whatever calls it, such as a loss that is a module
+        name = names.get(
+            module
+        )  # None: not a module of the model; it counts for its caller, such as a loss that is a module
         stack.append(name or stack[-1])
         if name is not None:
             counts[name].num_calls += 1
@@ -173,7 +175,7 @@ class _OpCounter(TorchDispatchMode):
         tally = self._current()
         flops = _flops(func, args, kwargs, out)
         differentiated = [tensor for tensor in _tensors(args) if tensor.requires_grad]
-        # A product's backward is one product more for each factor that wants a gradient; a bias (one dimension) is free.
+        # A product's backward is one product more for each operand that requires a gradient; a bias (one dimension) is free.
         tally.backward_flops += flops * min(sum(tensor.dim() > 1 for tensor in differentiated), _MOST_FACTORS)
         tally.needs_backward |= bool(differentiated)
         tally.flops += flops
@@ -253,5 +255,5 @@ def _parameters(model: nn.Module, names: Iterable[str]) -> tuple[Parameter, ...]
 
 
 def owner_kind(model: nn.Module, path: str) -> str:
-    """The class of the module that owns a parameter: what a plan's `by_kind` goes by."""
+    """The class of the module that owns a parameter: the key of a plan's `by_kind`."""
     return type(model.get_submodule(path.rpartition(".")[0])).__name__

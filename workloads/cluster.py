@@ -1,7 +1,7 @@
-"""A device mix: hosts with an uplink and a downlink each, meeting in a switch, and the devices on them; one rank a device.
+"""A cluster: hosts, each connected to one switch by an uplink and a downlink, and their devices; one rank per device.
 
-Ranks are numbered through the hosts' devices in file order. A mix is *emulated* when its file states device speeds
-and says `emulation = "paced"`; with `emulation = "none"` the devices are whatever the ranks really run on.
+Ranks are numbered over the hosts' devices in file order. A cluster is *emulated* when its file states device speeds and
+`emulation = "paced"`; with `emulation = "none"` the devices are those that the ranks run on.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from autotune.workloads.tables import known_keys, load_table, table_names
 CLUSTER_FOLDER = Path(__file__).parent / "clusters"
 EMULATIONS = ("none", "paced")
 _PART = re.compile(r"(?P<name>.+)-(?:x|first)(?P<num_ranks>[1-9]\d*)")
-"""What `for_ranks` calls a part of a cluster."""
+"""Names that `for_ranks` gives to parts of a cluster."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """What computes. Speeds are stated for an emulated device and unknown (None) for a real one."""
+    """A device. Speeds are stated for an emulated device and None for a real one."""
 
     name: str
     flops_per_s: float | None = None
@@ -33,16 +33,16 @@ class Device:
     launch_s: float = 0.0
     """Fixed cost of starting one op."""
     memory_bytes: float | None = None
-    """What may be held at once: parameters, gradients, optimizer state, buffers, saved activations. None: no limit."""
+    """Limit on parameters, gradients, optimizer state, buffers, saved activations. None: no limit."""
     price_per_hour: float | None = None
-    """In whatever currency: predictions of cost are in the same."""
+    """In any currency; predicted costs use the same."""
     busy_watts: float | None = None
     idle_watts: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """A host's way to the switch, shared by everything its devices send and receive."""
+    """The link of a host to the switch, shared by all traffic of its devices."""
 
     up_bytes_per_s: float
     down_bytes_per_s: float
@@ -51,25 +51,25 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
-    """A machine: its devices, and its link (None: whatever network is really there)."""
+    """A machine: its devices, and its link (None: the real network)."""
 
     name: str
     devices: tuple[Device, ...]
     link: Link | None = None
     cpus: float | None = None
-    """In a lab: cores that all processes of the host may use together. None: as many as there are."""
+    """In a lab: cores that all processes of the host may use together. None: all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """A device mix."""
+    """Hosts, links and devices of a job."""
 
     name: str
     hosts: tuple[Host, ...]
     emulation: str = "none"
     description: str = ""
     any_ranks: bool = False
-    """The one device stands for however many ranks the job has."""
+    """The one device is repeated for any number of ranks."""
     in_lab: bool = False
     """The job runs in a lab: links are real, only devices may be paced."""
 
@@ -94,17 +94,17 @@ class Cluster:
 
     @property
     def label(self) -> str:
-        """How every figure measured on this mix is labelled."""
+        """The label of every measurement on this cluster."""
         if self.in_lab:
             return "lab, paced devices" if self.is_emulated else "lab"
         return "emulated" if self.is_emulated else "measured on this machine"
 
     def fingerprint(self) -> str:
-        """Same mix, same fingerprint: the name of hosts and devices count, the description does not."""
+        """Equal for equal clusters: names of hosts and devices count, the description does not."""
         return digest(dataclasses.replace(self, description=""))
 
     def for_ranks(self, num_ranks: int) -> Cluster:
-        """The mix that a job of `num_ranks` runs on: its first devices, or its one device repeated."""
+        """The part of the cluster that a job of `num_ranks` runs on: its first devices, or its one device repeated."""
         if num_ranks < 1:
             raise SpecError(f"a job of {num_ranks} ranks cannot run: start at least 1")
         if self.any_ranks:
@@ -127,7 +127,7 @@ class Cluster:
         return dataclasses.replace(self, name=f"{self.name}-first{num_ranks}", hosts=tuple(hosts))
 
     def on_hardware(self, descriptions: list[str]) -> Cluster:
-        """A real mix named for what its ranks found, so that a plan tuned on one machine is not taken for another's."""
+        """A real cluster, named after the devices that its ranks found, so that a plan tuned on one machine is not reused on another."""
         if self.is_emulated:
             return self
         names = iter(descriptions)
@@ -139,7 +139,7 @@ class Cluster:
 
 
 def cluster_names() -> list[str]:
-    """The mixes that ship with the package."""
+    """The clusters that ship with the package."""
     return table_names(CLUSTER_FOLDER)
 
 

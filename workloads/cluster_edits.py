@@ -1,10 +1,10 @@
-"""Edits of a mix, for questions: twice the bandwidth, one more fast device, another batch.
+"""Edits of a cluster for what-if questions: twice the bandwidth, one more fast device, another batch.
 
 bandwidth*2                every host's uplink and downlink
 bandwidth.host3=1 Gbit/s   one host's
 latency*10                 likewise, also latency.host3=1 ms
 speed.rank0*1.5            one device; speed*2 for all, speed.full*2 for all of a kind
-add=full                   one more host like the first with a device of that kind, or the first of the mix
+add=full                   one more host like the first with a device of that kind, or the first of the cluster
 remove=host3               a host less
 batch=128                  another global batch
 """
@@ -27,7 +27,7 @@ _EXAMPLES = "bandwidth*2, bandwidth.host3=1 Gbit/s, speed.rank0*2, add=NAME, rem
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """What a question is about."""
+    """The cluster and the batch of a question."""
 
     cluster: Cluster
     global_batch: int
@@ -103,7 +103,7 @@ def _speed(setting: Setting, where: str | None, how: str, value: str, edit: str)
 
 
 def _faster(device: Device, factor: float, edit: str) -> Device:
-    """Its own name: no profile knows it."""
+    """With a name of its own, which no profile has."""
     if device.flops_per_s is None:
         raise SpecError(
             f"--what-if {edit!r}: device {device.name!r} states no speed; state its flops in the cluster file"
@@ -134,7 +134,7 @@ def _remove(setting: Setting, where: str | None, how: str, value: str, edit: str
         raise unknown_name(f"host in --what-if {edit!r}:", value, names)
     hosts = tuple(host for host in setting.cluster.hosts if host.name != value)
     if not hosts:
-        raise SpecError(f"--what-if {edit!r} leaves no host: a mix needs one")
+        raise SpecError(f"--what-if {edit!r} leaves no host: a cluster needs one")
     return replace(setting, cluster=replace(setting.cluster, hosts=hosts))
 
 

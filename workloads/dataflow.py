@@ -1,13 +1,13 @@
 """The edges of an OpGraph: which op reads how many bytes of which other op's tensors in the forward pass.
 
 The model is traced, every traced node belongs to the innermost module of the graph that it ran in, and then the trace
-is walked once with "who made this tensor, how large is it" in the place of tensors. A tensor that an op reads and another
-one made is an edge, or part of one. Three ways, each tried where the one before fails:
+is interpreted once with (op that made it, size) in place of tensors. A tensor that one op makes and another reads is an edge,
+or part of one. Three methods, each tried where the one before fails:
 - "export": torch.export, which follows tensors through any Python that does not branch on their values;
 - "fx": torch.fx.symbolic_trace and one real pass for the shapes; torch's own composite layers stay one op there;
 - "modules": no tracing, the ops as a chain in the order they ran.
-Modules that only call others or hand on what they get (Sequential, Identity) make no tensor and have no edges. A module
-that works between its children (a residual block) is read by some and reads from others, so edges may form cycles.
+Modules that only call others or return their input (Sequential, Identity) make no tensor and have no edges. A module
+that computes between its children (a residual block) is read by some and reads from others, so edges may form cycles.
 
 Left out: inputs and parameters (no op makes them), numbers taken from tensors, and what the loss does with the outputs;
 precision changed by the loss around the model (autocast) is not seen. Sizes are of one batch divided by its samples, so a
@@ -36,12 +36,12 @@ from autotune.workloads.graph import Edge, Op, OpGraph
 _NUM_SAMPLES = 4
 _LONGEST_REASON = 200
 _INLINED = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
-"""What export makes of `with torch.no_grad()` and `with torch.autocast()` in forward: a call of a graph within the graph."""
+"""The form of `with torch.no_grad()` and `with torch.autocast()` in an exported graph: a call of a graph within the graph."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What the model was called with."""
+    """The arguments of the model."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -60,7 +60,7 @@ _Reads = dict[tuple[_Made, str], None]
 
 
 def with_edges(graph: OpGraph, model: nn.Module, run: Callable[[int], Tensor]) -> OpGraph:
-    """`graph` as `capture(model, run)` gave it, with its edges. Calls `run` once to see what the model is called with."""
+    """`graph` as `capture(model, run)` gave it, with its edges. Calls `run` once to record the model's arguments."""
     calls = _calls_of(model, run)
     reasons = [] if calls else ["the loss never calls the model as a whole"]
     for level, trace in _TRACERS.items() if calls else ():
@@ -97,7 +97,7 @@ def _reason(error: Exception) -> str:
 
 
 def _chain(graph: OpGraph) -> tuple[Edge, ...]:
-    """Every op hands what it returns to the next; modules that only call their children are left out."""
+    """Every op passes its output to the next; modules that only call their children are left out."""
     ops = [op for op in graph.ops if _does_work(op) or not _has_children(op, graph.ops)]
     return tuple(
         Edge(source=op.name, target=following.name, bytes_per_sample=op.output_bytes_per_sample)
@@ -147,7 +147,7 @@ def _exported(model: nn.Module, call: _Call) -> fx.GraphModule:
 def _symbolically_traced(model: nn.Module, call: _Call) -> fx.GraphModule:
     bound = inspect.signature(model.forward).bind(*call.args, **call.kwargs)
     bound.apply_defaults()
-    # Arguments that forward may branch on are traced as they are; it cannot branch on the stand-in of a tensor.
+    # Arguments that forward may branch on are traced as they are; it cannot branch on a tensor's proxy.
     plain = {
         name: value for name, value in bound.arguments.items() if value is None or isinstance(value, int | float | str)
     }
@@ -162,7 +162,7 @@ _TRACERS = {"export": _exported, "fx": _symbolically_traced}
 
 
 class _Shapes(fx.Interpreter):
-    """Runs a graph and leaves at every node what it made, without data, as export does."""
+    """Runs a graph and stores at every node its result, without data, as export does."""
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
@@ -172,7 +172,7 @@ class _Shapes(fx.Interpreter):
 
 @contextmanager
 def _attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Forward may keep a tensor in an attribute; while tracing, that would be the tracer's stand-in."""
+    """Forward may keep a tensor in an attribute; while tracing, that would be a proxy."""
     before = [(module, dict(vars(module))) for module in model.modules()]
     try:
         yield
@@ -197,7 +197,7 @@ def _owners(graph: OpGraph, model: nn.Module) -> Callable[[fx.Node], str]:
 
 
 class _Flow(fx.Interpreter):
-    """Runs a trace on _Made in the place of tensors, and on None in the place of inputs and numbers."""
+    """Runs a trace on _Made in place of tensors, and on None in place of inputs and numbers."""
 
     def __init__(self, traced: fx.GraphModule, owner_of: Callable[[fx.Node], str], reads: _Reads) -> None:
         super().__init__(traced)

@@ -1,6 +1,6 @@
-"""Every error a user can cause or meet, with the exit code it ends the program with.
+"""Every error that a user can cause or encounter, with its exit code.
 
-An error says what was given, the rule, and the remedy. Bad input is found at the door, before anything runs.
+An error states what was given, the rule, and the remedy. Input is validated before anything runs.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import difflib
 from collections.abc import Iterable
 
 _SLIP = 0.75
-"""How alike a key must be to one that is known: 'flop' and 'flops' are, 'nvlink' and 'downlink' (0.71) are not."""
+"""The least similarity of a key to a known one: 'flop' and 'flops' pass, 'nvlink' and 'downlink' (0.71) do not."""
 
 
 class AutotuneError(Exception):
-    """Base of the errors we raise on purpose; anything else that escapes is a bug or a fault of the machine."""
+    """Base of the errors that are raised on purpose; any other is a bug or a fault of the machine."""
 
     exit_code = 1
 
@@ -33,13 +33,13 @@ class MissingDependencyError(SpecError):
 
 
 class InfeasiblePlanError(AutotuneError):
-    """The plan is well-formed but the devices cannot hold it, or no plan can."""
+    """The plan is well-formed but exceeds the devices' memory, or every plan does."""
 
     exit_code = 3
 
 
 class LossNotFiniteError(AutotuneError):
-    """The loss became nan or inf: what is trained from there on means nothing."""
+    """The loss became nan or inf: training cannot continue."""
 
     def __init__(self, loss: float, step: int) -> None:
         super().__init__(f"the loss is {loss} in step {step}: lower the learning rate, or look for {loss} in the data")
@@ -50,7 +50,7 @@ class TrialTimeoutError(AutotuneError):
 
 
 def unknown_key(where: str, given: str, known: Iterable[str]) -> SpecError:
-    """The error for a key that a file's table does not have; guesses only what is a slip of the pen."""
+    """The error for a key that a file's table does not have; suggests only close matches."""
     names = list(known)
     close = difflib.get_close_matches(given.lower(), names, n=1, cutoff=_SLIP)
     guess = f"did you mean {close[0]!r}? " if close else ""

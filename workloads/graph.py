@@ -1,4 +1,4 @@
-"""A model as costs: what each op computes, moves, stores and owns, per sample, and what flows between the ops."""
+"""A model as costs: arithmetic, traffic, activations and parameters of each op, per sample, and the tensors between ops."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autotune.workloads.serial import digest, to_data
 
 _NOT_IN_FINGERPRINT = ("saved_bytes_per_sample", "output_bytes_per_sample", "factor_shapes")
-"""Of an op. They came later, and plans that were kept before them are still found by their fingerprint."""
+"""Fields of an op that were added later: without them, stored plans keep their fingerprint."""
 _MAIN_SHARE = 0.1
 
 
@@ -28,9 +28,9 @@ class Op:
     backward_factor: float
     """Backward work as a multiple of forward."""
     saved_bytes_per_sample: float = 0.0
-    """Activations kept for backward that this op was the first to keep."""
+    """Activations saved for backward by this op first."""
     output_bytes_per_sample: float = 0.0
-    """What the module returns, all tensors together; of a module with children it is mostly what its last child returns."""
+    """Output tensors of the module; of a module with children mostly those of its last child."""
     factor_shapes: tuple[tuple[int, int], ...] = ()
     """Outputs and inputs of the weight matrix of a Linear layer."""
 
@@ -44,16 +44,16 @@ class Parameter:
     """The module that registered it first, or the nearest one around it that runs."""
     num_bytes: int
     shape: tuple[int, ...] = ()
-    """Empty: not noted."""
+    """Empty: not recorded."""
     kind: str = ""
     """The class of the module that registered it first."""
     also: tuple[str, ...] = ()
-    """Other modules that have it as their own: tied, such as a head that is the embedding."""
+    """Other modules with the same tensor: tied, such as a head and an embedding."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edge:
-    """What `target` reads of what `source` made in the forward pass, each tensor once; backward, gradients flow the other way."""
+    """Tensors made by `source` and read by `target` in forward, each once; in backward, gradients flow in reverse."""
 
     source: str
     target: str
@@ -68,15 +68,15 @@ class OpGraph:
     saved_bytes_per_sample: float
     """Activations kept for backward, per sample: the sum over the ops."""
     held_bytes: int = 0
-    """Parameters, gradients, optimizer state and buffers: what a rank holds however few its samples. 0: not asked for."""
+    """Parameters, gradients, optimizer state and buffers: independent of the samples. 0: not measured."""
     parameters: tuple[Parameter, ...] = ()
     """Every trainable parameter once, in the order of `model.named_parameters()`."""
     edges: tuple[Edge, ...] = ()
-    """In the order the tensors are read. Empty until `autotune.workloads.dataflow.with_edges` finds them: that takes long."""
+    """In the order the tensors are read. Empty until `autotune.workloads.dataflow.with_edges` finds them, which takes long."""
     edges_from: str = ""
     """How the edges were found: "export", "fx", or "modules" for no more than the order of the ops."""
     edges_note: str = ""
-    """Why a better way was not open."""
+    """Why a better method failed."""
 
     @property
     def param_bytes(self) -> int:
@@ -88,7 +88,7 @@ class OpGraph:
         return {parameter.name: "x".join(map(str, parameter.shape)) or "1" for parameter in self.parameters}
 
     def main_kinds(self) -> tuple[str, ...]:
-        """Kinds of layers that own a good part of the parameters each, the largest first."""
+        """Kinds of layers with a large share of the parameters, the largest first."""
         total: dict[str, int] = {}
         for parameter in self.parameters:
             total[parameter.kind] = total.get(parameter.kind, 0) + parameter.num_bytes
@@ -101,6 +101,6 @@ class OpGraph:
         return sum(op.flops_per_sample * (1 + op.backward_factor) for op in self.ops)
 
     def fingerprint(self) -> str:
-        """Changes when the model's structure, sizes or costs change; does not depend on whether edges were asked for."""
+        """Changes when the model's structure, sizes or costs change; does not depend on the edges."""
         ops = [{key: value for key, value in to_data(op).items() if key not in _NOT_IN_FINGERPRINT} for op in self.ops]
         return digest({"ops": ops, "saved_bytes_per_sample": self.saved_bytes_per_sample})

@@ -1,4 +1,4 @@
-"""Where a model can be cut into stages, and what would flow there."""
+"""Where a model can be cut into stages, and the bytes at each cut."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class StageCuts:
     """The ops at which a stage may begin."""
 
     first_ops: tuple[int, ...]
-    """Rising from 0."""
+    """Ascending from 0."""
     stream_bytes: tuple[float, ...]
-    """Per sample: what a stage that begins there reads of the one before."""
+    """Per sample: bytes that a stage that begins there reads from the previous one."""
     min_samples: int
     """Fewest samples that the model takes at once."""
 
 
 def with_streams(graph: OpGraph, cuts: StageCuts) -> OpGraph:
-    """The graph with what flows at its cuts as edges; what flows elsewhere, no stage ever sends."""
+    """The graph with the tensors at its cuts as edges; stages send no others."""
     edges = tuple(
         Edge(source=graph.ops[first - 1].name, target=graph.ops[first].name, bytes_per_sample=num_bytes)
         for first, num_bytes in zip(cuts.first_ops[1:], cuts.stream_bytes[1:], strict=True)

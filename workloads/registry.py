@@ -18,11 +18,11 @@ DEFAULT_SIZE = "small"
 MODELS = ("mlp", "vgg", "resnet", "gpt", "digits", "text")
 _SINGLE_SIZE = ("digits", "text")
 _NEXT_OPTION = re.compile(r",(?=[^\W\d]\w*=)")
-"""A comma that an option follows; any other is part of a value."""
+"""A comma before an option; any other is part of a value."""
 
 
 def workload_names() -> list[str]:
-    """Every name `load_workload` knows: "vgg" is "vgg-small"."""
+    """Every name that `load_workload` accepts: "vgg" is "vgg-small"."""
     sized = [f"{model}-{size}" for model in MODELS if model not in _SINGLE_SIZE for size in SIZES]
     return [*MODELS, *sized]
 
@@ -57,7 +57,7 @@ def load_workload(spec: str, options: Mapping[str, Any] | None = None) -> Worklo
     if not isinstance(workload, Workload):
         members = [name for name in dir(Workload) if not name.startswith("_") and not hasattr(workload, name)]
         raise SpecError(
-            f"workload {spec!r} lacks {', '.join(sorted(members))}: see workloads/workload.py for what a workload offers"
+            f"workload {spec!r} lacks {', '.join(sorted(members))}: see workloads/workload.py for what a workload has"
         )
     check_loop(workload)
     return workload
@@ -82,7 +82,7 @@ def _user_factory(spec: str) -> Any:
 
 
 def _checked_options(spec: str, factory: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as the factory's signature wants them: text becomes the type of the parameter's default."""
+    """Options converted for the factory's signature: text becomes the type of the parameter's default."""
     parameters = inspect.signature(factory).parameters
     for key in options:
         if key not in parameters:

@@ -1,8 +1,8 @@
 """A scenario: how a cluster changes while a job runs. Links slow down, neighbours take cores, devices throttle.
 
-A scenario file says what changes when, in steps or in seconds of training. Positions count from each trainer's own start, so
-contenders that take turns in one job all meet the same changes at the same point of their training. Changes take effect
-between steps. What a cluster is at a position is a cluster again, so whoever reads a Cluster can read a changing one.
+A scenario file states what changes when, in steps or in seconds of training. Positions count from the start of each trainer,
+so interleaved contenders of one job have the same changes at the same point of their training. Changes take effect
+between steps. The state at a position is a `Cluster`, so code that reads a cluster also reads a changing one.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _LARGEST_STEP = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Course:
-    """How one quantity of some hosts or ranks goes: set at moments, or a random walk of its own for each of them."""
+    """The course of one quantity of some hosts or ranks: set at positions, or a separate random walk for each of them."""
 
     what: str
     """"bandwidth" and "cpus" are a host's, "speed" is a rank's."""
     target: str
     """Name or number of a host, number of a rank, or "*" for all."""
     points: tuple[tuple[float, float], ...] = ()
-    """Moments and values."""
+    """Positions and values."""
     is_fraction: bool = True
     """Values are shares of what the cluster file states; else bytes/s or cores."""
     walk: Walk | None = None
@@ -57,7 +57,7 @@ class Walk:
         while moment < self.until:
             yield moment, value
             value *= 2 ** generator.uniform(-_LARGEST_STEP, _LARGEST_STEP)
-            if not self.low <= value <= self.high:  # turned back at the bound it crossed
+            if not self.low <= value <= self.high:  # reflected at the bound
                 bound = self.low if value < self.low else self.high
                 value = min(max(bound * bound / value, self.low), self.high)
             moment += self.every
@@ -72,12 +72,12 @@ class Scenario:
     clock: str = "step"
     """Positions are steps, or seconds of training."""
     period: float | None = None
-    """After this long the scenario starts over; None: the last state stays."""
+    """The scenario repeats after this long; None: the last state stays."""
     description: str = ""
 
 
 class ChangingCluster:
-    """A cluster under a scenario. Refuses a scenario that speaks of what the cluster does not have or cannot change."""
+    """A cluster under a scenario. Refuses a scenario that names what the cluster does not have or cannot change."""
 
     def __init__(self, cluster: Cluster, scenario: Scenario) -> None:
         self.cluster, self.scenario = cluster, scenario
@@ -97,7 +97,7 @@ class ChangingCluster:
         return [self.at(step if self.scenario.clock == "step" else began) for step, began in enumerate(started_s)]
 
     def at(self, position: float) -> Cluster:
-        """The cluster at a position of the scenario's clock."""
+        """The cluster at a position of the scenario."""
         if self.scenario.period is not None:
             position %= self.scenario.period
         return self._clusters[bisect_right(self.moments, position)]
@@ -111,7 +111,7 @@ def _events(cluster: Cluster, scenario: Scenario) -> Iterator[tuple[float, Cours
 
 
 def _targets(cluster: Cluster, scenario: Scenario, course: Course) -> list[int]:
-    """Numbers of the hosts or ranks that a course is about."""
+    """Indices of the hosts or ranks of a course."""
     names = [str(rank) for rank in range(len(cluster.devices))]
     if course.what != "speed":
         names = [host.name for host in cluster.hosts]
@@ -143,7 +143,7 @@ def _check_can_change(cluster: Cluster, scenario: Scenario, course: Course) -> N
 
 
 def _changed(current: Cluster, stated: Cluster, course: Course, index: int, value: float) -> Cluster:
-    """The cluster with one quantity changed; shares are of what was stated, not of what is."""
+    """The cluster with one quantity changed; shares are of the stated value, not of the current one."""
     if course.what == "speed":
         return _with_device(current, index, at_speed(stated.devices[index], value))
     host, link = current.hosts[index], stated.hosts[index].link

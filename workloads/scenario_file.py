@@ -77,7 +77,7 @@ def _walk(table: dict[str, Any], where: str) -> Course:
 
 
 def _subject(table: Any, keys: tuple[str, ...], where: str) -> tuple[str, str]:
-    """Which quantity of whom a table is about."""
+    """The quantity of a table, and its host or rank."""
     known_keys(table, (*keys, "host", "rank", "bandwidth", "cpus", "speed"), where)
     given = [key for key in ("bandwidth", "cpus", "speed") if key in table]
     owner = "rank" if given == ["speed"] else "host"

@@ -14,12 +14,22 @@ from typing import Any, TypeVar, Union
 from autotune.workloads.errors import SpecError, unknown_name
 
 T = TypeVar("T")
+_STORED = "stored name"
+
+
+def stored_as(name: str) -> Mapping[str, str]:
+    """Metadata of a dataclass field whose name in files differs from its name in the code: written files stay readable."""
+    return {_STORED: name}
+
+
+def _stored(field: dataclasses.Field[Any]) -> str:
+    return str(field.metadata.get(_STORED, field.name))
 
 
 def to_data(value: Any) -> Any:
     """Dataclasses, enums and tuples as dicts, strings and lists: ready for json.dumps."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {_stored(field): to_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -71,7 +81,7 @@ def _convert(kind: Any, data: Any, where: str) -> Any:  # noqa: PLR0911 - one re
 
 
 def _key(kind: Any, key: str, where: str) -> Any:
-    """JSON has only text as keys; ours may be numbers."""
+    """JSON keys are strings; those of a dataclass may be integers."""
     if kind is not int:
         return key
     _expect(key.isdigit(), "a whole number", key, f"{where}, key")
@@ -81,7 +91,7 @@ def _key(kind: Any, key: str, where: str) -> Any:
 def _dataclass(kind: Any, data: Any, where: str) -> Any:
     _expect(isinstance(data, dict), "a table", data, where)
     hints = typing.get_type_hints(kind)
-    fields = {field.name: field for field in dataclasses.fields(kind)}
+    fields = {_stored(field): field for field in dataclasses.fields(kind)}
     for key in data:
         if key not in fields:
             raise unknown_name(f"key in {where}:", key, fields)
@@ -89,7 +99,9 @@ def _dataclass(kind: Any, data: Any, where: str) -> Any:
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in data:
             raise SpecError(f"{where} lacks {name!r}: add it")
-    return kind(**{name: _convert(hints[name], value, f"{where}.{name}") for name, value in data.items()})
+    return kind(
+        **{fields[key].name: _convert(hints[fields[key].name], value, f"{where}.{key}") for key, value in data.items()}
+    )
 
 
 def _expect(holds: bool, rule: str, data: Any, where: str) -> None:

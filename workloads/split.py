@@ -1,9 +1,9 @@
 """Whole samples for ranks of unequal speed: the sum is exact, minimums and caps are kept.
 
-Two ways to divide a batch. `proportional` gives shares close to given weights by largest remainders, what DBS
+Two divisions of a batch. `proportional` gives shares close to given weights by largest remainders, what DBS
 (arXiv 2007.11831) intends; its public code rounds each share on its own and breaks Σb = B. `balanced` minimises the
-slowest rank's time a_i + c_i·b_i exactly, which rounding does not: 64 samples over speeds 1, 1/1.5, 1/2, 1/4 take 28
-units of time when rounded and 27 when balanced.
+slowest rank's time a_i + c_i·b_i exactly, which rounding does not: 64 samples over speeds 1, 1/1.5, 1/2, 1/4 take a
+time of 28 when rounded and 27 when balanced.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def bounds(num_ranks: int, total: int, *, minimum: int = 1, caps: Sequence[int] 
 
 
 def even(total: int, limits: Bounds) -> tuple[int, ...]:
-    """The split everybody starts from."""
+    """The default split."""
     return proportional([1.0] * len(limits.caps), total, limits)
 
 
@@ -65,7 +65,7 @@ def proportional(weights: Sequence[float], total: int, limits: Bounds) -> tuple[
     ideal = _fill([weight / largest if largest > 0 else 1.0 for weight in weights], total, limits)
     lows, highs = limits.minimums, limits.caps
     samples = [min(max(int(share), low), high) for share, low, high in zip(ideal, lows, highs, strict=True)]
-    # Floats only chose the shape; whole numbers settle the sum, so no rounding error can leak into it.
+    # Floats choose the shape only; integers make the sum, so it has no rounding error.
     while (missing := total - sum(samples)) != 0:
         sign = 1 if missing > 0 else -1
         able = [i for i in range(len(samples)) if lows[i] <= samples[i] + sign <= highs[i]]
@@ -104,7 +104,7 @@ class RankCost:
     per_sample_s: float
 
     def num_by(self, moment_s: float) -> int:
-        """How many samples it has done by then; below zero if it has not even begun."""
+        """Samples done by then; below zero before it begins."""
         if self.per_sample_s <= 0:
             return _ALL if self.fixed_s <= moment_s else 0
         number = math.floor((moment_s - self.fixed_s) / self.per_sample_s)
@@ -130,7 +130,7 @@ def balanced(costs: Sequence[RankCost], total: int, limits: Bounds) -> tuple[int
 
 
 def _early_samples(costs: Sequence[RankCost], total: int, limits: Bounds) -> list[int]:
-    """All but a few of the samples of a balanced split: those that have finished by some moment, found by halving."""
+    """All but a few samples of a balanced split: those that finish by some time, found by bisection."""
     samples = list(limits.minimums)
     low_s, high_s = 0.0, max(cost.fixed_s + cost.per_sample_s * total for cost in costs)
     for _ in range(_HALVINGS if math.isfinite(high_s) else 0):

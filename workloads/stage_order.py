@@ -1,9 +1,9 @@
-"""In which order the stages of a pipeline take their passes: the one reading of a plan's schedule, for whoever predicts or runs it.
+"""The order of passes of each pipeline stage: the simulator and the runtime read a plan's schedule here.
 
 GPipe (Huang et al. 2019) runs all forward passes, then all backward passes. 1F1B (PipeDream, Megatron) starts a backward pass as
 soon as it can, so that stage s of p holds at most p-s micro-batches. Zero-bubble (Qi et al. 2023, H1) cuts a backward pass in two
-and puts off the half that computes gradients of weights, more on later stages, so that no stage holds more than 1F1B's first.
-A searched order is anybody's and is written down, stage by stage: "F0 F1 B0 B1", with I and W for the halves of a B.
+and delays the half that computes gradients of weights, more on later stages, so that no stage holds more than 1F1B's first.
+A searched order is arbitrary and is stored per stage: "F0 F1 B0 B1", with I and W for the halves of a B.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ def stage_passes(
 
 
 def as_text(passes: Sequence[Pass]) -> str:
-    """An order as a plan holds it."""
+    """An order as text, as in a plan."""
     return " ".join(f"{_KINDS[kind]}{microbatch}" for kind, microbatch in passes)
 
 
 def is_split(passes: Sequence[Pass]) -> bool:
-    """Whether a stage's backward passes are in two."""
+    """Whether a stage's backward passes are split."""
     return any(kind == INPUT for kind, _ in passes)
 
 
 def check_order(order: Sequence[str], num_stages: int, micro_batches: int) -> None:
-    """Refuse a searched order that leaves something out, does it twice or would wait for itself."""
+    """Refuse a searched order with a missing or repeated pass, or with a deadlock."""
     if len(order) != num_stages:
         raise SpecError(f"the plan has orders for {len(order)} stages but {num_stages} stages: give one for each")
     stages = stage_passes(SEARCHED, num_stages, micro_batches, order)
@@ -87,7 +87,7 @@ def _parsed(text: str, stage: int) -> tuple[Pass, ...]:
 
 
 def _stuck(stages: Sequence[Sequence[Pass]]) -> int | None:
-    """A stage that waits for ever; None if all come to their end."""
+    """A stage that never finishes; None if all do."""
     done: set[tuple[int, str, int]] = set()
     places, moved = [0] * len(stages), True
     while moved:

@@ -1,4 +1,4 @@
-"""TOML files that describe something: shipped ones by name, the user's by path."""
+"""TOML files: shipped ones by name, the user's by path."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from autotune.workloads.errors import SpecError, unknown_key, unknown_name
 
 
 def table_names(folder: Path) -> list[str]:
-    """What ships in a folder."""
+    """Names of the shipped files of a folder."""
     return sorted(path.stem for path in folder.glob("*.toml"))
 
 
 def load_table(spec: str, folder: Path, what: str, *, remedy: str) -> tuple[Path, dict[str, Any]]:
-    """A shipped file by name or any file by path, and what is in it."""
+    """A shipped file by name or any file by path, and its content."""
     if spec.endswith(".toml"):
         path = Path(spec)
     elif spec in table_names(folder):
@@ -31,7 +31,7 @@ def load_table(spec: str, folder: Path, what: str, *, remedy: str) -> tuple[Path
 
 
 def known_keys(table: object, known: tuple[str, ...], where: str) -> None:
-    """Refuse what is no table, and keys that nobody reads."""
+    """Refuse a value that is no table, and unknown keys."""
     if not isinstance(table, dict):
         raise SpecError(f"{where} is {table!r}: it must be a table")
     for key in table:

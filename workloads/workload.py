@@ -1,4 +1,4 @@
-"""What a workload must offer. The shipped models and a user's own job meet the same protocol."""
+"""The protocol of a workload, for the shipped models and for a user's own job."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Workload(Protocol):
-    """One training job, the same on every rank; which samples a rank takes is the plan's business, not the workload's.
+    """One training job, the same on every rank; the plan determines which samples a rank takes.
 
-    A workload may also offer, each on its own:
+    A workload may also have any of these:
 
     - `accuracy(model) -> float`, which `autotune train` reports;
     - `work(dataset)`, a number for each sample (its tokens): work instead of samples is then divided as the split says;
     - `loss_weights(dataset)`, what each sample counts in the loss, where that is not a mean over samples but, say, over tokens;
     - `sync_norm`: true where BatchNorm layers are to take their statistics over all ranks, whatever the plan says;
-    - `stages(model)`, modules that are the model when called one after another, where it is to be cut into a pipeline and is no
+    - `stages(model)`, modules that are the model when called one after another, for a model that is to be cut into a pipeline and is no
       `nn.Sequential`;
     - `collate(samples)`, which makes a batch, and `num_workers`, the processes of each rank that read ahead, as for torch's
       DataLoader;
@@ -35,7 +35,7 @@ class Workload(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call it; files and reports use the name it was asked for by."""
+        """Its name in messages; files and reports use the name that it was loaded by."""
 
     @property
     def global_batch(self) -> int:
@@ -66,7 +66,7 @@ AUTOCAST_DTYPES = ("bfloat16", "float16")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loop:
-    """What an optimizer step consists of, beyond one forward and backward pass of each rank."""
+    """Options of the training loop beyond one forward and backward pass per rank and step."""
 
     clip_norm: float | None = None
     """The largest norm of the gradient of all parameters; None: gradients are not clipped."""
@@ -79,14 +79,14 @@ class Loop:
 
     @property
     def settings(self) -> dict[str, float | str]:
-        """Those that change the loop, by the names a workload states them by; none for a plain one."""
+        """The options that differ from a plain loop, by name."""
         given = {"clip_norm": self.clip_norm, "accumulate": self.accumulate, "autocast": self.autocast}
         return {
             name: value for name, value in given.items() if value is not None and (name, value) != ("accumulate", 1)
         }
 
     def passes(self, num_samples: int) -> tuple[int, ...]:
-        """Samples of each pass of a rank: as equal as can be, the first have one more. A rank with too few samples for
+        """Samples of each pass of a rank: as equal as possible, the first have one more. A rank with too few samples for
         `accumulate` passes of `min_samples` has fewer passes; a rank without samples has none.
         """
         if num_samples == 0:
@@ -100,15 +100,15 @@ PLAIN_LOOP = Loop()
 
 
 def loop_of(workload: Workload) -> Loop:
-    """The loop that a workload states; a SpecError where it states one that cannot be."""
+    """The loop that a workload states; a SpecError if it is invalid."""
     check_loop(workload)
-    offered = {name: getattr(workload, name, None) for name in ("clip_norm", "accumulate", "autocast")}
-    stated = {name: value for name, value in offered.items() if value is not None}
+    options = {name: getattr(workload, name, None) for name in ("clip_norm", "accumulate", "autocast")}
+    stated = {name: value for name, value in options.items() if value is not None}
     return Loop(min_samples=max(workload.min_samples, 1), **stated)
 
 
 def check_loop(workload: Workload) -> None:
-    """Refuse a clip_norm, accumulate or autocast that means nothing."""
+    """Refuse an invalid clip_norm, accumulate or autocast."""
     batch = workload.global_batch
     rules = {
         "clip_norm": (_is_norm, "it must be a number above 0"),

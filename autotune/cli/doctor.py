@@ -1,4 +1,4 @@
-"""What this machine can do, and the fix for what it cannot. Loads neither torch nor MPI; looks, and asks in subprocesses."""
+"""What this machine can do, and the fix for what it cannot. Loads neither torch nor MPI: subprocesses load them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Finding:
 
     what: str
     state: str
-    """"ok", "note" (works, but know this) or "problem"."""
+    """"ok", "note" (works, with a remark) or "problem"."""
     detail: str
     fix: str = ""
 
 
 def examine(results: Path, num_ranks: int) -> list[Finding]:
-    """Every check, in the order a user would meet the problems."""
+    """Every check, in the order in which a user would meet the problems."""
     checks: tuple[Callable[[], list[Finding]], ...] = (
         _python,
         _mpi,
@@ -73,7 +73,7 @@ def _mpirun() -> list[Finding]:
         return [Finding(what="mpirun", state="problem", detail=f"{mpirun} cannot be run: {error}", fix=fix)]
     findings = [Finding(what="mpirun", state="ok", detail=flavour)]
     if flavour == "openmpi" and os.geteuid() == 0:
-        detail = "Open MPI refuses to run as root unless told"
+        detail = "Open MPI refuses to run as root by default"
         remedy = "mpirun --allow-run-as-root ...; `--ranks N` adds it and shows it"
         findings.append(Finding(what="root", state="note", detail=detail, fix=remedy))
     return findings
@@ -109,7 +109,9 @@ def _gpus() -> list[Finding]:
         return [Finding(what="GPUs", state="ok", detail=", ".join(names))]
     why = _nvml_reason()
     return [
-        Finding(what="GPUs", state="note", detail=f"none: {why}", fix="ranks train on the CPU; mixes can be emulated")
+        Finding(
+            what="GPUs", state="note", detail=f"none: {why}", fix="ranks train on the CPU; device mixes can be emulated"
+        )
     ]
 
 
@@ -125,7 +127,7 @@ def _cores(num_ranks: int) -> list[Finding]:
     detail = f"{cores} ({processor_name()}) for {num_ranks} ranks"
     if num_ranks <= cores:
         return [Finding(what="cores", state="ok", detail=detail)]
-    fix = "fine for emulated mixes, whose ranks mostly sleep; for --cluster this-machine use at most as many ranks as cores"
+    fix = "fine for emulated device mixes, whose ranks mostly sleep; for --cluster this-machine use at most as many ranks as cores"
     return [Finding(what="cores", state="note", detail=detail, fix=fix)]
 
 
@@ -138,8 +140,8 @@ def _results(results: Path) -> list[Finding]:
 
 
 def _emulation() -> list[Finding]:
-    mixes = ", ".join(name for name in cluster_names() if name != "this-machine")
-    return [Finding(what="emulation", state="ok", detail=f"paced devices and links, no privileges needed: {mixes}")]
+    shipped = ", ".join(name for name in cluster_names() if name != "this-machine")
+    return [Finding(what="emulation", state="ok", detail=f"paced devices and links, no privileges needed: {shipped}")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +151,7 @@ class _Answer:
 
 
 def _ask(code: str) -> _Answer:
-    """Run a line of Python in a process of its own: a broken library cannot take us with it."""
+    """Run a line of Python in a process of its own: a broken library cannot end this one."""
     try:
         done = subprocess.run(  # noqa: S603 - our own line of code
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=_PROBE_S, check=False

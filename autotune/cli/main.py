@@ -1,31 +1,33 @@
-"""The command line: from what was typed to a job. What a command does is in the module of its name, imported when it is called."""
+"""The entry point: parse the command line, make the job, call the command. A command's module is imported when it is called."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
+from autotune.cli.extensions import load_modules
+from autotune.cli.from_options import make_job
 from autotune.cli.parser import build_parser
-from autotune.jobs.job import Job, parse_options
+from autotune.jobs.job import ProfileJob, RaceJob, SweepJob, TrainJob
 from autotune.jobs.question import Aim, Question
 from autotune.results.store.command_line import default_results
 from autotune.runtime.control.mpi import launched_rank
 from autotune.workloads.errors import AutotuneError
-from autotune.workloads.registry import split_workload
 
-_FIRST_WORD_S = 1.0
-"""How long other ranks wait before they leave with an error, so that mpirun does not end rank 0 before it has spoken."""
+if TYPE_CHECKING:
+    from autotune.cli.on_ranks import Launch
+
+_REPORT_S = 1.0
+"""How long other ranks wait before they exit with an error, so that mpirun does not end rank 0 before it has reported it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the console script; returns the exit code. Under mpirun only rank 0 speaks."""
+    """Entry point of the console script; returns the exit code. Under mpirun only rank 0 prints."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not launched_rank():
         return _run(arguments)
@@ -33,18 +35,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # noqa: PTH123 - not a path of ours
             return _run(arguments, parser_errors=nowhere)
     except SystemExit:
-        time.sleep(_FIRST_WORD_S)
+        time.sleep(_REPORT_S)
         raise
 
 
 def _run(arguments: list[str], parser_errors: TextIO | None = None) -> int:
-    with redirect_stderr(parser_errors or sys.stderr):
-        options = build_parser().parse_args(arguments)
     try:
-        return int(COMMANDS[options.asked](options, arguments))
+        load_modules(arguments)
+        with redirect_stderr(parser_errors or sys.stderr):
+            options = build_parser().parse_args(arguments)
+        return int(COMMANDS[options.subcommand](options, arguments))
     except AutotuneError as error:
         if launched_rank():
-            time.sleep(_FIRST_WORD_S)
+            time.sleep(_REPORT_S)
         else:
             sys.stderr.write(f"autotune: error: {error}\n")
         return error.exit_code
@@ -53,89 +56,47 @@ def _run(arguments: list[str], parser_errors: TextIO | None = None) -> int:
         return 1
 
 
-def _job(options: argparse.Namespace, arguments: list[str]) -> Job:
-    workload, named = split_workload(options.workload)
-    return Job(
-        workload=workload,
-        options=named | parse_options(options.set),
-        clusters=_names(options.cluster),
-        results=options.results or default_results(),
-        seed=options.seed,
-        rounds=options.rounds,
-        timeout_s=options.timeout,
-        command=shlex.join(["autotune", *arguments]),
-    )
-
-
 def _run_sweep(options: argparse.Namespace, arguments: list[str]) -> int:
-    from autotune.cli.on_ranks import run_sweep  # noqa: PLC0415 - a command loads what it needs when it is called
+    from autotune.cli.rank_commands import run_sweep  # noqa: PLC0415 - a command loads what it needs when it is called
 
-    job = dataclasses.replace(
-        _job(options, arguments),
-        study=options.study,
-        trials=options.trials,
-        time_s=options.time,
-        sampler=options.sampler,
-        allow_lossy=options.allow_lossy,
-        transports=_names(options.transports),
-        codecs=_names(options.codecs),
-        warmup=options.warmup,
-        steps=options.steps,
-    )
-    return run_sweep(job, options.ranks, arguments, as_json=options.json, quiet=options.quiet)
+    return run_sweep(make_job(SweepJob, options, arguments), _launch(options, arguments))
 
 
 def _run_train(options: argparse.Namespace, arguments: list[str]) -> int:
-    from autotune.cli.on_ranks import run_train  # noqa: PLC0415
+    from autotune.cli.rank_commands import run_train  # noqa: PLC0415
 
-    job = dataclasses.replace(
-        _job(options, arguments),
-        plan=options.plan,
-        train_steps=options.steps,
-        online=options.online,
-        replay=options.replay,
-        trace=options.trace,
-    )
-    return run_train(job, options.ranks, arguments, as_json=options.json, quiet=options.quiet)
+    return run_train(make_job(TrainJob, options, arguments), _launch(options, arguments))
 
 
 def _run_race(options: argparse.Namespace, arguments: list[str]) -> int:
-    from autotune.cli.on_ranks import run_race  # noqa: PLC0415
+    from autotune.cli.rank_commands import run_race  # noqa: PLC0415
 
-    job = dataclasses.replace(
-        _job(options, arguments), trials=options.trials, warmup=options.warmup, steps=options.steps
-    )
-    return run_race(job, options.ranks, arguments, as_json=options.json, quiet=options.quiet)
+    return run_race(make_job(RaceJob, options, arguments), _launch(options, arguments))
 
 
 def _run_profile(options: argparse.Namespace, arguments: list[str]) -> int:
-    from autotune.cli.on_ranks import run_profile  # noqa: PLC0415
+    from autotune.cli.rank_commands import run_profile  # noqa: PLC0415
 
-    job = dataclasses.replace(_job(options, arguments), transports=_names(options.transports), trace=options.trace)
-    return run_profile(job, options.ranks, arguments, as_json=options.json, quiet=options.quiet)
+    return run_profile(make_job(ProfileJob, options, arguments), _launch(options, arguments))
 
 
-def _question(options: argparse.Namespace, job: Job, plan: str | None = None) -> Question:
-    return Question(
-        job=job, num_ranks=options.ranks, profiles=tuple(options.profile), what_if=tuple(options.what_if), plan=plan
-    )
+def _launch(options: argparse.Namespace, arguments: list[str]) -> Launch:
+    from autotune.cli.on_ranks import Launch  # noqa: PLC0415
+
+    return Launch(num_ranks=options.num_ranks, arguments=arguments, as_json=options.json, quiet=options.quiet)
 
 
 def _run_simulate(options: argparse.Namespace, arguments: list[str]) -> int:
     from autotune.cli.predict import simulate  # noqa: PLC0415
 
-    question = _question(options, _job(options, arguments), options.plan)
-    return simulate(question, trace=options.trace, as_json=options.json)
+    return simulate(make_job(Question, options, arguments), trace=options.trace, as_json=options.json)
 
 
 def _run_plan(options: argparse.Namespace, arguments: list[str]) -> int:
     from autotune.cli.predict import plan  # noqa: PLC0415
 
-    job = dataclasses.replace(
-        _job(options, arguments), allow_lossy=options.allow_lossy, transports=_names(options.transports)
-    )
     aim = Aim(objective=options.objective, min_throughput=options.min_throughput, method=options.method)
-    return plan(_question(options, job), aim, export=options.export, as_json=options.json)
+    return plan(make_job(Question, options, arguments), aim, export=options.export, as_json=options.json)
 
 
 def _run_schedule(options: argparse.Namespace, _arguments: list[str]) -> int:
@@ -154,7 +115,13 @@ def _run_schedule(options: argparse.Namespace, _arguments: list[str]) -> int:
 def _run_doctor(options: argparse.Namespace, _arguments: list[str]) -> int:
     from autotune.cli.offline import doctor  # noqa: PLC0415
 
-    return doctor(options.results or default_results(), options.ranks, as_json=options.json)
+    return doctor(options.results or default_results(), options.num_ranks, as_json=options.json)
+
+
+def _run_choices(options: argparse.Namespace, _arguments: list[str]) -> int:
+    from autotune.cli.offline import choices  # noqa: PLC0415
+
+    return choices(as_markdown=options.markdown, as_json=options.json)
 
 
 def _run_best(options: argparse.Namespace, _arguments: list[str]) -> int:
@@ -187,10 +154,6 @@ def _run_lab(options: argparse.Namespace, _arguments: list[str]) -> int:
     return (actions.status if options.action == "status" else actions.down)(options.name, as_json=options.json)
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name for name in text.split(",") if name)
-
-
 COMMANDS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "doctor": _run_doctor,
     "sweep": _run_sweep,
@@ -203,5 +166,6 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "best": _run_best,
     "report": _run_report,
     "compare": _run_compare,
+    "choices": _run_choices,
     "lab": _run_lab,
 }

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from autotune.cli.terminal import STDOUT, is_terminal, terminal_width
+from autotune.cli.terminal import console
 from autotune.profilers.perfetto import write_trace
 from autotune.profilers.timeline import Timeline
 from autotune.results.judge.compare import compare_sides
@@ -15,12 +15,13 @@ from autotune.results.judge.report import build_report
 from autotune.results.judge.series_file import read_side
 from autotune.results.store.best import all_best, best_path, matching
 from autotune.results.store.command_line import first_sweep
+from autotune.results.store.record import BestPlan
 from autotune.results.store.store import StudyStore, find_studies, write_json
 from autotune.workloads.errors import SpecError
 from autotune.workloads.serial import to_data
 
 REGRESSION = 4
-"""The exit code that says that something became slower."""
+"""The exit code of `compare` when something became slower."""
 
 
 def doctor(results: Path, num_ranks: int, *, as_json: bool) -> int:
@@ -37,23 +38,34 @@ def doctor(results: Path, num_ranks: int, *, as_json: bool) -> int:
     return int(any(finding.state == "problem" for finding in findings))
 
 
+def choices(*, as_markdown: bool, as_json: bool) -> int:
+    """Everything that a plan or a search may choose from."""
+    from autotune.jobs.choices import all_choices  # noqa: PLC0415
+    from autotune.jobs.choices import as_markdown as page  # noqa: PLC0415
+
+    if as_json:
+        write(all_choices())
+    elif as_markdown:
+        sys.stdout.write(page())
+    else:
+        from autotune.results.show.list_console import show_choices  # noqa: PLC0415 - rich is not needed for JSON
+
+        show_choices(console(), all_choices())
+    return 0
+
+
 def best(results: Path, workload: str | None, cluster: str | None, export: Path | None, *, as_json: bool) -> int:
-    """List the kept plans, or export the one that is meant."""
+    """List the kept plans, or export the one that matches."""
     kept = matching(all_best(results), workload, cluster)
     if not kept:
-        asked = " ".join(f"--{name} {value}" for name, value in (("workload", workload), ("cluster", cluster)) if value)
+        named = " ".join(f"--{name} {value}" for name, value in (("workload", workload), ("cluster", cluster)) if value)
         sweep = first_sweep(results, workload, cluster)
-        raise SpecError(f"no best plan{' for ' + asked if asked else ''} in {str(results)!r}: run `{sweep}` first")
+        raise SpecError(f"no best plan{' for ' + named if named else ''} in {str(results)!r}: run `{sweep}` first")
     if export is not None:
         if len(kept) > 1:
             names = ", ".join(f"{plan.workload} on {plan.cluster}" for _, plan in kept)
             raise SpecError(f"--export needs one plan but {len(kept)} are kept ({names}): add --workload and --cluster")
-        try:
-            write_json(export, kept[0][1])
-        except OSError as error:
-            raise SpecError(
-                f"cannot write {str(export)!r}: {error.strerror}: name another file with --export"
-            ) from error
+        export_plan(export, kept[0][1])
     if as_json:
         write([to_data(plan) | {"file": str(path)} for path, plan in kept])
     else:
@@ -64,7 +76,7 @@ def best(results: Path, workload: str | None, cluster: str | None, export: Path 
 
 
 def report(results: Path, study: str | None, trace: Path | None, trial: int | None, *, as_json: bool) -> int:
-    """Show what a study has found so far; write the trace of one of its trials, if asked."""
+    """Show what a study has found so far; with --trace, write the trace of one of its trials."""
     stores = find_studies(results, study)
     reports = [_report(results, store) for store in stores]
     if trace is not None:
@@ -72,13 +84,9 @@ def report(results: Path, study: str | None, trace: Path | None, trial: int | No
     if as_json:
         write([to_data(entry) for entry in reports] if len(reports) > 1 else to_data(reports[0]))
         return 0
-    from autotune.results.show.report_console import show_ranking, show_report  # noqa: PLC0415
+    from autotune.results.show.report_console import show_reports  # noqa: PLC0415
 
-    screen = console()
-    for entry in reports:
-        show_report(screen, entry)
-    if len(reports) > 1:
-        show_ranking(screen, reports)
+    show_reports(console(), reports)
     return 0
 
 
@@ -96,9 +104,9 @@ def compare(results: Path, before: str, after: str, *, as_json: bool) -> int:
 
 def _write_trace(stores: list[StudyStore], reports: list[Any], trace: Path, trial: int | None) -> None:
     if len(stores) > 1:
-        mixes = ", ".join(store.folder.name for store in stores)
+        clusters = ", ".join(store.folder.name for store in stores)
         raise SpecError(
-            f"--trace writes one trial but the study has several mixes ({mixes}): sweep one under a --study name"
+            f"--trace writes one trial but the study has several clusters ({clusters}): sweep one under a --study name"
         )
     timeline = stores[0].timeline(trial) if trial is not None else _best_timeline(stores[0], reports[0])
     write_trace(timeline, trace)
@@ -126,11 +134,12 @@ def _report(results: Path, store: StudyStore) -> Any:
     return build_report(info, store.records(), store.comparison(), best_file, results=results)
 
 
-def console() -> Any:
-    """Where reports go."""
-    from autotune.results.show.report_console import make_console  # noqa: PLC0415
-
-    return make_console(stream=sys.stdout, terminal=is_terminal(STDOUT), width=terminal_width(STDOUT))
+def export_plan(path: Path, plan: BestPlan) -> None:
+    """Write a plan to the file that --export names."""
+    try:
+        write_json(path, plan)
+    except OSError as error:
+        raise SpecError(f"cannot write {str(path)!r}: {error.strerror}: name another file with --export") from error
 
 
 def write(data: Any) -> None:

@@ -1,4 +1,4 @@
-"""What may be typed: commands and their options. What they mean is for `autotune.cli.main` and the modules it calls."""
+"""The commands and their options. An option's `dest` is the field of the job that it fills: see `autotune.cli.from_options`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from autotune.jobs.question import METHODS, OBJECTIVES
+from autotune.jobs.question import OBJECTIVES
+from autotune.search.methods import METHODS, measuring, predicting
 from autotune.workloads.cluster import cluster_names
-from autotune.workloads.plan import CODECS, ONE_ROUND_CODECS
+from autotune.workloads.plan import CODECS, cpu_transports, one_round_codecs
 from autotune.workloads.registry import workload_names
 from autotune.workloads.scenario_file import scenario_names
 
@@ -32,12 +33,13 @@ def build_parser() -> argparse.ArgumentParser:
     _add_best(commands)
     _add_report(commands)
     _add_compare(commands)
+    _add_choices(commands)
     _add_lab(commands)
     return parser
 
 
 class _ShowVersion(argparse.Action):
-    """Asks for the version only when it is to be shown."""
+    """Looks the version up only when it is shown."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         sys.stdout.write(f"{parser.prog} {_version()}\n")
@@ -60,11 +62,18 @@ def _common(commands: Any, name: str, help_text: str) -> argparse.ArgumentParser
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
     parser.add_argument("--quiet", action="store_true", help="no progress, only the result")
+    parser.add_argument(
+        "--load",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="a module of your own to import first: it may register codecs, transports, knobs or search methods",
+    )
     return parser
 
 
 def _job_options(parser: argparse.ArgumentParser, *, several_clusters: bool) -> None:
-    mixes = ", ".join(cluster_names())
+    shipped = ", ".join(cluster_names())
     several = "; several, separated by commas, are ranked" if several_clusters else ""
     parser.add_argument(
         "--workload",
@@ -80,15 +89,31 @@ def _job_options(parser: argparse.ArgumentParser, *, several_clusters: bool) -> 
         help="an option of the workload, such as global_batch=128",
     )
     parser.add_argument(
-        "--cluster", default="this-machine", metavar="NAME|FILE.toml", help=f"device mix: {mixes}; or your own{several}"
+        "--cluster",
+        dest="clusters",
+        type=_names,
+        default="this-machine",
+        metavar="NAME|FILE.toml",
+        help=f"device mix: {shipped}; or your own{several}",
     )
-    parser.add_argument("--ranks", type=int, metavar="N", help="start mpirun with N ranks on this machine, and say so")
+    parser.add_argument(
+        "--ranks",
+        dest="num_ranks",
+        type=int,
+        metavar="N",
+        help="start mpirun with N ranks on this machine, and print the command",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of data order, model and search (default 0)")
     parser.add_argument(
         "--rounds", type=int, default=10, metavar="N", help="rounds of the interleaved comparison (default 10)"
     )
     parser.add_argument(
-        "--timeout", type=float, default=120.0, metavar="S", help="time limit of one trial in seconds (default 120)"
+        "--timeout",
+        dest="timeout_s",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="time limit of one trial in seconds (default 120)",
     )
 
 
@@ -96,10 +121,26 @@ def _trace_option(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--trace", type=Path, metavar="FILE", help=f"write {what}, for ui.perfetto.dev")
 
 
+def _transports_option(parser: argparse.ArgumentParser, purpose: str) -> None:
+    parser.add_argument(
+        "--transports",
+        type=_names,
+        default=",".join(cpu_transports()),
+        metavar="LIST",
+        help=f"transports to {purpose} (default %(default)s)",
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)
+
+
 def _add_doctor(commands: Any) -> None:
     parser = _common(commands, "doctor", "what this machine can do, and the fix for what it cannot")
-    parser.add_argument("--ranks", type=int, default=4, metavar="N", help="ranks you mean to start (default 4)")
-    parser.set_defaults(asked="doctor")
+    parser.add_argument(
+        "--ranks", dest="num_ranks", type=int, default=4, metavar="N", help="ranks you mean to start (default 4)"
+    )
+    parser.set_defaults(subcommand="doctor")
 
 
 def _add_sweep(commands: Any) -> None:
@@ -108,11 +149,9 @@ def _add_sweep(commands: Any) -> None:
     )
     _job_options(parser, several_clusters=True)
     parser.add_argument("--trials", type=int, default=20, metavar="T", help="plans the search may measure (default 20)")
-    parser.add_argument("--time", type=float, metavar="S", help="stop searching after S seconds")
+    parser.add_argument("--time", dest="time_s", type=float, metavar="S", help="stop searching after S seconds")
     parser.add_argument("--study", metavar="NAME", help="name of the study (default: the workload's)")
-    parser.add_argument(
-        "--sampler", default="tpe", choices=("tpe", "random"), help="random is the control: same budget, no guidance"
-    )
+    parser.add_argument("--sampler", default="tpe", choices=measuring(), help=_texts(measuring()))
     parser.add_argument(
         "--allow-lossy",
         action="store_true",
@@ -120,18 +159,17 @@ def _add_sweep(commands: Any) -> None:
     )
     parser.add_argument(
         "--codecs",
-        default=",".join(ONE_ROUND_CODECS),
+        type=_names,
+        default=",".join(one_round_codecs()),
         metavar="LIST",
         help=f"codecs to choose from, if lossy ones are allowed: {', '.join(CODECS)} (default %(default)s)",
     )
-    parser.add_argument(
-        "--transports", default="gloo,mpi", metavar="LIST", help="transports to choose from (default gloo,mpi)"
-    )
+    _transports_option(parser, "choose from")
     parser.add_argument("--warmup", type=int, default=2, metavar="N", help="unscored steps per trial (default 2)")
     parser.add_argument(
         "--steps", type=int, metavar="N", help="scored steps per trial (default: about a second of them, at least 5)"
     )
-    parser.set_defaults(asked="sweep")
+    parser.set_defaults(subcommand="sweep")
 
 
 def _add_train(commands: Any) -> None:
@@ -146,47 +184,42 @@ def _add_train(commands: Any) -> None:
     parser.add_argument(
         "--replay",
         metavar="NAME|FILE.toml",
-        help=f"a trace of changing bandwidths and speeds: {', '.join(scenario_names())}; or your own",
+        help=f"a scenario of changing bandwidths and speeds: {', '.join(scenario_names())}; or your own",
     )
     _trace_option(parser, "one step of all ranks, with torch's ops and device counters")
-    parser.add_argument(
-        "--online", action="store_true", help="follow devices and links that change: move samples while training"
-    )
-    parser.set_defaults(asked="train")
+    parser.add_argument("--online", action="store_true", help="retune while training when devices or links change")
+    parser.set_defaults(subcommand="train")
 
 
 def _add_race(commands: Any) -> None:
-    text = (
-        "torch DDP in several forms and our plans, tuned with equal steps, then measured in turn (run it under mpirun)"
-    )
+    text = "torch DDP in several forms and our plans, tuned with equal steps, then compared interleaved (run it under mpirun)"
     parser = _common(commands, "race", text)
     _job_options(parser, several_clusters=False)
     parser.add_argument("--trials", type=int, default=10, metavar="T", help="plans each contender may try (default 10)")
     parser.add_argument("--warmup", type=int, default=2, metavar="N", help="unscored steps per trial (default 2)")
     parser.add_argument("--steps", type=int, default=4, metavar="N", help="scored steps per trial (default 4)")
-    parser.set_defaults(asked="race")
+    parser.set_defaults(subcommand="race")
 
 
 def _add_profile(commands: Any) -> None:
     text = "measure what each op, link and collective costs, and keep it for predictions (run it under mpirun)"
     parser = _common(commands, "profile", text)
     _job_options(parser, several_clusters=False)
-    parser.add_argument(
-        "--transports", default="gloo,mpi", metavar="LIST", help="transports to measure (default gloo,mpi)"
-    )
+    _transports_option(parser, "measure")
     _trace_option(parser, "one step of all ranks under torch DDP, with torch's ops and device counters")
-    parser.set_defaults(asked="profile")
+    parser.set_defaults(subcommand="profile")
 
 
 def _prediction_options(parser: argparse.ArgumentParser) -> None:
     _job_options(parser, several_clusters=False)
     parser.add_argument(
         "--profile",
+        dest="profiles",
         type=Path,
         action="append",
         default=[],
         metavar="FILE",
-        help="take costs from this profile (default: the kept one of this workload and mix, else the mix's own statements)",
+        help="take costs from this profile (default: the kept one of this workload and cluster, else the cluster file)",
     )
     parser.add_argument(
         "--what-if",
@@ -199,7 +232,7 @@ def _prediction_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_simulate(commands: Any) -> None:
     parser = _common(
-        commands, "simulate", "predict the step of a plan on a mix: time, breakdown, memory (no MPI needed)"
+        commands, "simulate", "predict the step of a plan on a cluster: time, breakdown, memory (no MPI needed)"
     )
     _prediction_options(parser)
     parser.add_argument(
@@ -208,19 +241,19 @@ def _add_simulate(commands: Any) -> None:
         help="the plan to predict (default: the kept best, else torch DDP's default)",
     )
     _trace_option(parser, "the predicted step of all ranks")
-    parser.set_defaults(asked="simulate")
+    parser.set_defaults(subcommand="simulate")
 
 
 def _add_plan(commands: Any) -> None:
-    parser = _common(commands, "plan", "the best plan for a mix on predictions alone (no MPI needed)")
+    parser = _common(commands, "plan", "the best plan for a cluster on predictions alone (no MPI needed)")
     _prediction_options(parser)
     parser.add_argument("--objective", default="time", choices=OBJECTIVES)
     parser.add_argument("--min-throughput", type=float, default=0.0, metavar="X", help="samples per second at least")
-    parser.add_argument("--method", default="descent", choices=METHODS, help="Optuna's TPE and random are controls")
+    parser.add_argument("--method", default="descent", choices=predicting(), help=_texts(predicting()))
     parser.add_argument("--allow-lossy", action="store_true", help="let the search round gradients to fp16 or bf16")
-    parser.add_argument("--transports", default="gloo,mpi", metavar="LIST", help="transports to choose from")
+    _transports_option(parser, "choose from")
     parser.add_argument("--export", type=Path, metavar="FILE", help="write the plan to a file, for train --plan FILE")
-    parser.set_defaults(asked="plan")
+    parser.set_defaults(subcommand="plan")
 
 
 def _add_schedule(commands: Any) -> None:
@@ -232,15 +265,15 @@ def _add_schedule(commands: Any) -> None:
         "--csv", type=Path, metavar="FILE", help="write a chain's order for torch.distributed.pipelining"
     )
     _trace_option(parser, "the schedule of all devices")
-    parser.set_defaults(asked="schedule")
+    parser.set_defaults(subcommand="schedule")
 
 
 def _add_best(commands: Any) -> None:
     parser = _common(commands, "best", "the plans kept for reuse")
     parser.add_argument("--workload", metavar="NAME", help="only this workload's")
-    parser.add_argument("--cluster", metavar="NAME", help="only this mix's")
-    parser.add_argument("--export", type=Path, metavar="FILE", help="write the one plan that is left to a file")
-    parser.set_defaults(asked="best")
+    parser.add_argument("--cluster", metavar="NAME", help="only this cluster's")
+    parser.add_argument("--export", type=Path, metavar="FILE", help="write the one plan that matches to a file")
+    parser.set_defaults(subcommand="best")
 
 
 def _add_report(commands: Any) -> None:
@@ -248,7 +281,7 @@ def _add_report(commands: Any) -> None:
     parser.add_argument("study", nargs="?", metavar="STUDY")
     _trace_option(parser, "the traced step of the best plan (or of --trial)")
     parser.add_argument("--trial", type=int, metavar="N", help="with --trace: the trial to write, by its number")
-    parser.set_defaults(asked="report")
+    parser.set_defaults(subcommand="report")
 
 
 def _add_compare(commands: Any) -> None:
@@ -256,7 +289,7 @@ def _add_compare(commands: Any) -> None:
     parser = _common(commands, "compare", text)
     parser.add_argument("before", metavar="A", help="a study, or a file: comparison, race, report, benchmarks, runs")
     parser.add_argument("after", metavar="B", help="the same kind, measured later")
-    parser.set_defaults(asked="compare")
+    parser.set_defaults(subcommand="compare")
 
 
 def _add_lab(commands: Any) -> None:
@@ -267,7 +300,7 @@ def _add_lab(commands: Any) -> None:
         "up": "make the lab that a cluster file describes",
         "run": "run a command under mpirun on the lab's hosts: lab run -- autotune sweep ...",
         "status": "the labs that are up",
-        "down": "remove the lab and whatever runs in it",
+        "down": "remove the lab and every process in it",
     }
     for action, help_text in helps.items():
         parser = actions.add_parser(action, help=help_text, description=help_text)
@@ -275,10 +308,21 @@ def _add_lab(commands: Any) -> None:
             "--name", default="lab", metavar="LAB", help="several labs can stand side by side (default lab)"
         )
         parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
-        parser.set_defaults(asked="lab", action=action)
+        parser.set_defaults(subcommand="lab", action=action)
         if action == "up":
             parser.add_argument("--cluster", required=True, metavar="NAME|FILE.toml", help="device mix")
         if action == "run":
             parser.add_argument(
                 "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run on every rank"
             )
+
+
+def _texts(names: tuple[str, ...]) -> str:
+    """The methods of a search with their one line each."""
+    return "; ".join(f"{name}: {METHODS[name].text}" for name in names) + " (default %(default)s)"
+
+
+def _add_choices(commands: Any) -> None:
+    parser = _common(commands, "choices", "what a plan or a search may choose from, with one line each")
+    parser.add_argument("--markdown", action="store_true", help="as a page of documentation")
+    parser.set_defaults(subcommand="choices")

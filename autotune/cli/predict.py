@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autotune.cli.offline import console, write
-from autotune.jobs.predict import make_predictors
+from autotune.cli.offline import export_plan, write
+from autotune.cli.terminal import console
+from autotune.jobs.evaluate import now
+from autotune.jobs.predict import Predictor, make_predictors
 from autotune.jobs.predict import plan as find_plan
 from autotune.jobs.predict import simulate as predict
 from autotune.jobs.question import Aim, Question
-from autotune.jobs.study import now
 from autotune.profilers.perfetto import write_trace
+from autotune.results.store.forecast import Forecast
 from autotune.results.store.record import BestPlan
-from autotune.results.store.store import write_json
-from autotune.workloads.errors import SpecError
 from autotune.workloads.serial import to_data
 
 
 def simulate(question: Question, *, trace: Path | None, as_json: bool) -> int:
-    """The prediction for one plan; of edits, before and after."""
+    """The prediction for one plan; with --what-if, before and after."""
     predictors = make_predictors(question)
     forecasts = predict(question, predictors)
     if trace is not None:
@@ -38,32 +38,31 @@ def plan(question: Question, aim: Aim, *, export: Path | None, as_json: bool) ->
     predictor = make_predictors(question)[-1]
     found = find_plan(question, predictor, aim)
     if export is not None:
-        best = BestPlan(
-            workload=found.forecast.workload,
-            workload_fingerprint=predictor.simulator.info.fingerprint,
-            cluster=predictor.cluster.name,
-            cluster_fingerprint=predictor.cluster.fingerprint(),
-            plan=found.forecast.plan,
-            step_s=found.forecast.step_s,
-            speedup_over_default=None,
-            label="predicted",
-            saved_at=now(),
-            parameters=predictor.simulator.graph.shapes,
-        )
-        try:
-            write_json(export, best)
-        except OSError as error:
-            raise SpecError(
-                f"cannot write {str(export)!r}: {error.strerror}: name another file with --export"
-            ) from error
+        _export(export, found.forecast, predictor)
     if as_json:
         write(to_data(found))
         return 0
     from autotune.results.show.forecast_console import show_planned  # noqa: PLC0415
 
     how = f"best of {found.num_predicted} plans by {found.method}."
-    if not question.what_if:  # a cluster that is only imagined cannot be measured
-        how += f" Measure it: {question.job.words(len(predictor.cluster.devices)).command('sweep')}"
+    if not question.what_if:  # an edited cluster cannot be measured
+        how += f" Measure it: {question.commands(len(predictor.cluster.devices)).command('sweep')}"
     table = predictor.simulator.stage_table(found.forecast.plan)
     show_planned(console(), found.forecast, found.default, how, table)
     return 0
+
+
+def _export(path: Path, forecast: Forecast, predictor: Predictor) -> None:
+    best = BestPlan(
+        workload=forecast.workload,
+        workload_fingerprint=predictor.simulator.info.fingerprint,
+        cluster=predictor.cluster.name,
+        cluster_fingerprint=predictor.cluster.fingerprint(),
+        plan=forecast.plan,
+        step_s=forecast.step_s,
+        speedup_over_default=None,
+        label="predicted",
+        saved_at=now(),
+        parameters=predictor.simulator.graph.shapes,
+    )
+    export_plan(path, best)

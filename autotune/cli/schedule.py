@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.cli.offline import console, write
-from autotune.cli.terminal import STDERR, is_terminal, terminal_width
+from autotune.cli.offline import write
+from autotune.cli.terminal import STDERR, console, is_terminal
 from autotune.profilers.perfetto import check_trace_file, write_trace
 from autotune.schedule.answer import answer_data, as_timeline, torch_csv
 from autotune.schedule.search import Answer, search
@@ -18,7 +17,7 @@ from autotune.workloads.errors import SpecError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What was asked for."""
+    """The input of `autotune schedule`."""
 
     file: Path
     micro_batches: int
@@ -49,11 +48,10 @@ def schedule(request: Request, *, as_json: bool, quiet: bool) -> int:
 def _search(graph: BlockGraph, request: Request, *, silent: bool) -> Answer:
     if silent or not is_terminal(STDERR):
         return search(graph, request.micro_batches, time_s=request.time_s)
-    from autotune.results.show.report_console import make_console  # noqa: PLC0415
     from autotune.results.show.schedule_console import Ticker  # noqa: PLC0415
 
-    ticker = Ticker(make_console(stream=sys.stderr, terminal=True, width=terminal_width(STDERR)))
-    return search(graph, request.micro_batches, time_s=request.time_s, heard=ticker.heard)
+    ticker = Ticker(console(STDERR))
+    return search(graph, request.micro_batches, time_s=request.time_s, on_progress=ticker.update)
 
 
 def _write_csv(path: Path, text: str) -> None:

@@ -1,18 +1,27 @@
-"""Is anybody watching? Under mpirun every rank has a pty, so a stream's own isatty means nothing: mpirun's streams tell."""
+"""Does a stream end on a terminal? Under mpirun every rank has a pty: mpirun's own streams decide, not isatty."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from autotune.runtime.control.mpi import launched_ranks
 
 STDOUT, STDERR = 1, 2
 
 
+def console(stream: int = STDOUT, *, quiet: bool = False) -> Any:
+    """A rich console on STDOUT or STDERR."""
+    from autotune.results.show.report_console import make_console  # noqa: PLC0415 - rich is not needed for JSON
+
+    file = sys.stdout if stream == STDOUT else sys.stderr
+    return make_console(stream=file, terminal=is_terminal(stream), width=terminal_width(stream), quiet=quiet)
+
+
 def is_terminal(stream: int) -> bool:
-    """Whether what we write to STDOUT or STDERR ends on a person's terminal."""
+    """Whether STDOUT or STDERR ends on a user's terminal."""
     if os.environ.get("CI") or os.environ.get("TERM") == "dumb":
         return False
     if launched_ranks() is None:
@@ -21,7 +30,7 @@ def is_terminal(stream: int) -> bool:
 
 
 def terminal_width(stream: int) -> int | None:
-    """Columns of that terminal, where it can be asked."""
+    """Columns of that terminal, where they can be read."""
     path = _launcher_terminal(stream) if launched_ranks() is not None else None
     try:
         if path is None:

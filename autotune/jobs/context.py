@@ -1,7 +1,7 @@
-"""Set-up that a sweep and a training run share: the workload on every rank, its costs, its seat, the crew.
+"""The set-up that all jobs share: the workload on every rank, its costs, its rank context, its workers.
 
 All ranks call `set_up` together. What fails on one rank only (a user's factory, a missing file) is agreed on, so that
-every rank leaves with the same verdict and rank 0 tells the user which rank it was.
+every rank raises the same error and rank 0 reports which rank it was.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import gc
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
 import torch
@@ -37,7 +37,7 @@ from autotune.workloads.capture import COUNTED, capture
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.errors import AutotuneError, InfeasiblePlanError, SpecError
 from autotune.workloads.graph import OpGraph
-from autotune.workloads.plan import ONE_ROUND_CODECS
+from autotune.workloads.plan import one_round_codecs
 from autotune.workloads.registry import load_workload
 from autotune.workloads.scenario import ChangingCluster
 from autotune.workloads.scenario_file import load_scenario
@@ -52,7 +52,7 @@ _STATE_COPIES = 4
 
 
 class AgreedError(AutotuneError):
-    """What went wrong on some rank, known to all of them."""
+    """An error of some rank, raised on all of them."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -73,12 +73,12 @@ class JobContext:
     workers: Workers
     limits: Bounds
     transports: tuple[str, ...]
-    codecs: tuple[str, ...] = ONE_ROUND_CODECS
-    """What a search that may be lossy chooses from."""
+    codecs: tuple[str, ...] = field(default_factory=one_round_codecs)
+    """To choose from, if the search may be lossy."""
     changing: ChangingCluster | None = None
-    """The mix under the trace that is replayed, if any."""
+    """The cluster under the scenario that is replayed, if any."""
     loop: Loop = PLAIN_LOOP
-    """What the workload states of its training loop."""
+    """The training loop, as the workload states it."""
     staged: StagedPlans = NO_STAGES
     """Plans with pipeline stages that a search may choose."""
 
@@ -95,7 +95,7 @@ class JobContext:
 
     @property
     def problem(self) -> Problem:
-        """What a search must know of this job."""
+        """The search problem of this job."""
         return Problem(
             global_batch=self.info.global_batch,
             param_bytes=self.info.param_bytes,
@@ -129,7 +129,7 @@ def agreed(control: Control, action: Callable[[], T]) -> T:
 
 
 def set_up(job: Job, cluster: Cluster, control: Control) -> JobContext:
-    """Build the bench of this rank; called by all ranks together."""
+    """Build the job context of this rank; called by all ranks together."""
     torch.set_num_threads(max(1, available_cores() // control.size))
     workload = agreed(control, lambda: load_workload(job.workload, job.options))
     torch_device = _torch_device(control, cluster)
@@ -152,7 +152,7 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> JobContext:
     ahead_s, error_s = control.clock_offset()
     clock = ClockOffset(ahead_s=ahead_s, error_s=error_s)
     runner = RankRunner(workload, groups, rank_context, seed=job.seed, clock=clock, graph=graph)
-    gc.freeze()  # what is there now stays: collecting after each trial need not look at it
+    gc.freeze()  # these objects stay: the collection after each trial need not visit them
     on_gpu = all(control.share(torch_device.type == "cuda"))
     return JobContext(
         workload=workload,
@@ -165,14 +165,13 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> JobContext:
         workers=Workers(control, runner),
         limits=limits,
         transports=("nccl",) if on_gpu else job.transports,
-        codecs=job.codecs,
         changing=changing,
         loop=loop,
     )
 
 
 def capture_workload(workload: Workload, seed: int, *, name: str = "") -> OpGraph:
-    """The costs of a workload's model, from two tiny forward passes, once its loss is found to be one. `name`: for messages."""
+    """The costs of a workload's model, from two tiny forward passes, after its loss has been checked. `name`: for messages."""
     torch.manual_seed(seed)
     model = workload.model()
     batches = batches_of(workload, (workload.global_batch,), 0, seed=seed)
@@ -187,7 +186,7 @@ def capture_workload(workload: Workload, seed: int, *, name: str = "") -> OpGrap
 
 
 def with_dataflow(graph: OpGraph, workload: Workload, seed: int) -> OpGraph:
-    """The graph with what flows between its ops, which cuts into stages need and which takes a while to find."""
+    """The graph with its dataflow edges, which cuts into stages need and which take a while to find."""
     from autotune.workloads.dataflow import with_edges  # noqa: PLC0415 - torch.export is slow to load, and few need it
 
     torch.manual_seed(seed)
@@ -197,7 +196,7 @@ def with_dataflow(graph: OpGraph, workload: Workload, seed: int) -> OpGraph:
 
 
 def with_held_bytes(graph: OpGraph, workload: Workload, seed: int) -> OpGraph:
-    """The graph with what a rank holds between steps, found by taking one: only the optimizer knows its state."""
+    """The graph with the bytes that a rank holds between steps, found by one step: only the optimizer can report its state."""
     torch.manual_seed(seed)
     model = workload.model()
     optimizer = workload.optimizer(model)
@@ -224,7 +223,7 @@ def workload_info(
 
 
 def num_norms(graph: OpGraph) -> int:
-    """Layers that normalise by the statistics of the samples at hand."""
+    """Layers that normalise by the statistics of the current samples."""
     return sum(op.kind.startswith("BatchNorm") for op in graph.ops)
 
 
@@ -244,8 +243,8 @@ def sample_bounds(workload: Workload, graph: OpGraph, cluster: Cluster, *, total
 
 
 def job_bounds(workload: Workload, graph: OpGraph, cluster: Cluster, *, total: int) -> Bounds:
-    """The same, but a model that fits no device and can be cut into stages is no reason to give up: without caps, plans that hold it
-    whole are found infeasible one by one, and plans with stages are not.
+    """The same, without caps where the model fits no device but can be cut into stages: plans that hold it whole are then found
+    infeasible one by one, and plans with stages are not.
     """
     try:
         return sample_bounds(workload, graph, cluster, total=total)

@@ -23,7 +23,7 @@ _BUDGET_S = 10.0
 
 
 def measure_device(job: Job, context: JobContext, control: Control, *, host: str) -> tuple[RankProfile, ...]:
-    """All ranks measure their devices; every rank hears all of it."""
+    """All ranks measure their devices; every rank returns all profiles."""
     rank = control.rank
     share = -(-context.info.global_batch // control.size)
     sizes = sizes_to_measure(share, fewest=context.limits.minimums[rank], most=context.limits.caps[rank])
@@ -42,17 +42,17 @@ def measure_device(job: Job, context: JobContext, control: Control, *, host: str
 
 
 def one_by_one(control: Control, measure: Callable[[], T], *, at_once: bool) -> T:
-    """Emulated ranks share the cores of one machine, though most of a step they sleep: they measure in turn, or they would
-    slow each other down as they do not in training. Real ones measure `at_once`.
+    """Emulated ranks share the cores of one machine, but sleep for most of a step: they measure one after another,
+    since at once they would slow each other down as they do not in training. Real ones measure `at_once`.
     """
     if at_once:
         return agreed(control, measure)
-    found = [agreed(control, measure if turn == control.rank else _nothing) for turn in range(control.size)]
+    found = [agreed(control, measure if rank == control.rank else _nothing) for rank in range(control.size)]
     return cast("T", found[control.rank])
 
 
 def _nothing() -> None:
-    """It is another rank's turn."""
+    """Another rank measures."""
 
 
 def measured_codecs(context: JobContext) -> tuple[CodecProfile, ...]:

@@ -1,4 +1,4 @@
-"""What the user asked for, checked at the door: before MPI starts where possible, and by rank 0 alone where not."""
+"""One dataclass per command, and its validation: before MPI starts where possible, else by rank 0 alone."""
 
 from __future__ import annotations
 
@@ -10,66 +10,56 @@ from pathlib import Path
 
 from autotune.results.store import environment
 from autotune.results.store.best import BEST_FOLDER
-from autotune.results.store.command_line import JobWords, default_results
+from autotune.results.store.command_line import JobCommands, default_results
 from autotune.results.store.record import BestPlan
 from autotune.results.store.store import read_json, safe_name, writable_folder
 from autotune.workloads.cluster import Cluster, load_cluster
 from autotune.workloads.errors import SpecError, StoreError, unknown_name
-from autotune.workloads.plan import CODECS, LOSSLESS_CODECS, ONE_ROUND_CODECS, TRANSPORTS
+from autotune.workloads.plan import CODECS, TRANSPORTS, cpu_transports, lossless_codecs, one_round_codecs
 from autotune.workloads.registry import check_workload_name
 from autotune.workloads.scenario import ChangingCluster
 from autotune.workloads.scenario_file import load_scenario
 
 RACE_FOLDER = "race"
 _PLAN_FILES = "--plan takes `best` or a file from `autotune best --export`"
+_COUNTS = {"trials": "--trials", "steps": "--steps", "warmup": "--warmup", "rounds": "--rounds"}
+_DURATIONS = {"timeout_s": "--timeout", "time_s": "--time"}
 LAB_VARIABLE = environment.LAB_VARIABLE
 """Set for what runs in a lab: its figures are labelled so, and its links are not paced as well."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """A sweep or a training run, as asked for."""
+    """What the jobs of all commands have in common."""
 
     workload: str
     options: dict[str, str] = field(default_factory=dict)
+    """Of the workload, as --set names them."""
     clusters: tuple[str, ...]
+    """Names or files."""
     results: Path = field(default_factory=default_results)
     seed: int = 0
     command: str = ""
-    study: str | None = None
-    trials: int = 20
-    time_s: float | None = None
-    sampler: str = "tpe"
-    allow_lossy: bool = False
-    transports: tuple[str, ...] = ("gloo", "mpi")
-    codecs: tuple[str, ...] = ONE_ROUND_CODECS
-    """What to choose from, if lossy codecs are allowed."""
-    warmup: int = 2
-    steps: int | None = None
-    """Scored steps per trial; None: as many as take about a second."""
-    timeout_s: float = 120.0
+    """As it was typed."""
     rounds: int = 10
-    plan: str = "best"
-    train_steps: int = 100
-    trace: Path | None = None
-    """Where to write the trace of one step, for ui.perfetto.dev."""
+    """Of an interleaved comparison, or of a profile."""
+    timeout_s: float = 120.0
+    """Of one trial."""
+    transports: tuple[str, ...] = field(default_factory=cpu_transports)
+    """To choose from, or to measure."""
+    allow_lossy: bool = False
+    """Whether a plan may change gradients."""
     replay: str | None = None
-    """A trace to replay while the job runs, by name or file."""
-    online: bool = False
-    """Whether training may go on by another plan when devices or links change."""
+    """A scenario to replay while the job runs, by name or file."""
 
     @property
     def workload_name(self) -> str:
-        """The workload with its options: what files and reports call it."""
+        """The workload with its options: the name in files and reports."""
         return ",".join([self.workload, *(f"{key}={value}" for key, value in sorted(self.options.items()))])
 
-    @property
-    def study_name(self) -> str:
-        return self.study or safe_name(self.workload_name)
-
-    def words(self, num_ranks: int) -> JobWords:
-        """What the job is about, for the commands that messages suggest."""
-        return JobWords(
+    def commands(self, num_ranks: int) -> JobCommands:
+        """The command lines for this workload and cluster that messages suggest."""
+        return JobCommands(
             workload=self.workload,
             options=self.options,
             cluster=self.clusters[0],
@@ -77,6 +67,58 @@ class Job:
             results=self.results,
             lab=os.environ.get(LAB_VARIABLE, ""),
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepJob(Job):
+    """`autotune sweep`."""
+
+    study: str | None = None
+    """None: named after the workload."""
+    trials: int = 20
+    time_s: float | None = None
+    sampler: str = "tpe"
+    codecs: tuple[str, ...] = field(default_factory=one_round_codecs)
+    """To choose from, if lossy codecs are allowed."""
+    warmup: int = 2
+    steps: int | None = None
+    """Scored steps per trial; None: as many as take about a second."""
+
+    @property
+    def study_name(self) -> str:
+        return self.study or safe_name(self.workload_name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainJob(Job):
+    """`autotune train`."""
+
+    plan: str = "best"
+    """`best`, or a file."""
+    steps: int = 100
+    trace: Path | None = None
+    """Where to write the trace of one step, for ui.perfetto.dev."""
+    online: bool = False
+    """Whether the plan may change while training, when devices or links change."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RaceJob(Job):
+    """`autotune race`."""
+
+    trials: int = 10
+    """Of each contender."""
+    warmup: int = 2
+    steps: int = 4
+    """Scored steps per trial."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileJob(Job):
+    """`autotune profile`."""
+
+    trace: Path | None = None
+    """Where to write the trace of one step, for ui.perfetto.dev."""
 
 
 def parse_options(pairs: list[str]) -> dict[str, str]:
@@ -91,21 +133,24 @@ def parse_options(pairs: list[str]) -> dict[str, str]:
 
 
 def check_job(job: Job, num_ranks: int) -> tuple[Cluster, ...]:
-    """Refuse what cannot work; the clusters as a job of `num_ranks` runs on them. Loads neither torch nor MPI."""
+    """Refuse what cannot work; returns the clusters of a job of `num_ranks`. Loads neither torch nor MPI."""
     check_workload_name(job.workload)
     _check_numbers(job)
-    _check_names(job)
+    _check_transports(job.transports)
+    if isinstance(job, SweepJob):
+        _check_codecs(job.codecs)
+        _check_study(job.study_name)
     in_lab = bool(os.environ.get(LAB_VARIABLE))
     loaded = [dataclasses.replace(load_cluster(spec), in_lab=in_lab) for spec in job.clusters]
     clusters = tuple(cluster.for_ranks(num_ranks) for cluster in loaded)
     if not clusters or len({cluster.name for cluster in clusters}) < len(clusters):
         raise SpecError(
-            f"--cluster {','.join(job.clusters)!r} names no mix, or one twice: name each once, such as mixed4"
+            f"--cluster {','.join(job.clusters)!r} names no cluster, or one twice: name each once, such as mixed4"
         )
     if job.replay is not None:
-        trace = load_scenario(job.replay)
+        scenario = load_scenario(job.replay)
         for cluster in clusters:
-            ChangingCluster(cluster, trace)
+            ChangingCluster(cluster, scenario)
     writable_folder(job.results)
     return clusters
 
@@ -116,44 +161,44 @@ def check_started(job: Job) -> None:
     several = [cluster for cluster in loaded if len(cluster.devices) > 1]
     if several:
         num_ranks = min(len(cluster.devices) for cluster in several)
-        words = job.words(num_ranks)
+        commands = job.commands(num_ranks)
         raise SpecError(
             f"cluster {several[0].name!r} has {len(several[0].devices)} devices but the job has 1 rank: was mpirun forgotten? "
-            f"Start `{words.started(job.command) if job.command else words.command('sweep')}`, or add --ranks {num_ranks} "
+            f"Start `{commands.started(job.command) if job.command else commands.command('sweep')}`, or add --ranks {num_ranks} "
             "(--ranks 1 for one device only)"
         )
 
 
 def _check_numbers(job: Job) -> None:
-    counts = {
-        "--trials": job.trials,
-        "--steps": job.train_steps if job.steps is None else job.steps,
-        "--warmup": job.warmup,
-        "--rounds": job.rounds,
-    }
-    for what, count in counts.items():
-        if count < 1:
-            raise SpecError(f"{what} is {count}: it must be at least 1")
-    for what, seconds in (("--timeout", job.timeout_s), ("--time", job.time_s)):
-        if seconds is not None and seconds <= 0:
-            raise SpecError(f"{what} is {seconds}: it must be above 0 seconds")
+    """Of the numbers that this kind of job has."""
+    for name, option in _COUNTS.items():
+        if (count := getattr(job, name, None)) is not None and count < 1:
+            raise SpecError(f"{option} is {count}: it must be at least 1")
+    for name, option in _DURATIONS.items():
+        if (seconds := getattr(job, name, None)) is not None and seconds <= 0:
+            raise SpecError(f"{option} is {seconds}: it must be above 0 seconds")
 
 
-def _check_names(job: Job) -> None:
-    if not job.transports:
+def _check_transports(transports: tuple[str, ...]) -> None:
+    if not transports:
         raise SpecError("--transports names none: name at least one, such as gloo")
-    for transport in job.transports:
+    for transport in transports:
         if transport not in TRANSPORTS:
             raise unknown_name("transport", transport, TRANSPORTS)
-    for codec in job.codecs:
+
+
+def _check_codecs(codecs: tuple[str, ...]) -> None:
+    for codec in codecs:
         if codec not in CODECS:
             raise unknown_name("codec", codec, CODECS)
-    if not set(job.codecs) & set(LOSSLESS_CODECS):
-        raise SpecError(f"--codecs {','.join(job.codecs)!r} has no lossless one: name none as well, to compare with")
-    if "/" in job.study_name or job.study_name in ("", ".", "..", BEST_FOLDER, RACE_FOLDER):
+    if not set(codecs) & set(lossless_codecs()):
+        raise SpecError(f"--codecs {','.join(codecs)!r} has no lossless one: name none as well, to compare with")
+
+
+def _check_study(name: str) -> None:
+    if "/" in name or name in ("", ".", "..", BEST_FOLDER, RACE_FOLDER):
         raise SpecError(
-            f"--study {job.study_name!r}: a study's name becomes a folder: no slash, and not {BEST_FOLDER!r} "
-            f"or {RACE_FOLDER!r}"
+            f"--study {name!r}: a study's name becomes a folder: no slash, and not {BEST_FOLDER!r} or {RACE_FOLDER!r}"
         )
 
 

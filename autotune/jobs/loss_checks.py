@@ -1,9 +1,9 @@
-"""Is a workload's loss what the runtime takes it for: one scalar tensor with a gradient, finite, the mean over samples?
+"""Checks that a workload's loss is what the runtime assumes: one finite scalar tensor with a gradient, the mean over samples.
 
-Ranks with unequal batches weigh their gradients by b_i/B (or by `loss_weights`), which is exact only for a mean. So the loss
-of four samples must be the weighted mean of the losses of the first two and the last two, in eval mode, where dropout and
-BatchNorm treat samples one by one. Where eval mode cannot run, is random, or has layers that mix samples all the same, nothing
-is concluded. Each call has a batch of its own, because a loss may change its batch.
+Ranks with unequal batches weight their gradients by b_i/B (or by `loss_weights`), which is exact only for a mean. So the
+loss of four samples must be the weighted mean of the losses of the first two and the last two, in eval mode, where dropout
+and BatchNorm treat samples independently. If eval mode fails, is random, or has layers that combine samples, the check
+concludes nothing. Each call has a batch of its own, because a loss may modify its batch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from autotune.workloads.errors import AutotuneError, SpecError
 from autotune.workloads.workload import Workload
 
 TOLERANCE = 1e-4
-"""Relative, of the largest of the losses compared."""
+"""Relative to the largest of the compared losses."""
 _ROUNDINGS = 4
-"""In half precision: so many times the spacing of its numbers."""
+"""In half precision: this many times its machine epsilon."""
 _REPEATS = 1e-6
 _FIRST, _SECOND, _ALL = (0, 2), (2, 4), (0, 4)
 _RULE = "return one scalar tensor, the mean over samples"
@@ -34,7 +34,7 @@ Fetch = Callable[[Tensor], Any]
 
 
 def check_loss(workload: Workload, model: nn.Module, fetch: Fetch, *, name: str) -> None:
-    """Refuse a loss that cannot be trained with. `fetch`: the samples of these indices as a batch; `name`: of the workload."""
+    """Refuse a loss that cannot be trained. `fetch`: the samples of these indices as a batch; `name`: of the workload."""
     with torch.random.fork_rng(devices=[]), _as_it_was(model):
         first = _loss(workload, model, fetch, _FIRST, name)
         _check_kind(first, name)
@@ -96,17 +96,15 @@ def _check_mean(workload: Workload, model: nn.Module, fetch: Fetch, name: str) -
 
 
 def _eval_losses(workload: Workload, model: nn.Module, fetch: Fetch) -> tuple[float, float, float, float] | None:
-    """Of four samples, the first two, the last two, and the tolerance; None where nothing can be concluded."""
+    """The losses of four samples, the first two and the last two, and the tolerance; None if the check is inconclusive."""
     if any(isinstance(module, _BatchNorm) and module.running_mean is None for module in model.modules()):
-        return None  # such layers mix samples in eval mode too
+        return None  # such layers combine samples in eval mode too
     model.eval()
     precision = _Precision()
     losses = []
     try:
         with torch.no_grad(), precision:
-            for seed, samples in enumerate(
-                (_ALL, _ALL, _FIRST, _SECOND)
-            ):  # noise that a seed changes shows in the first two
+            for seed, samples in enumerate((_ALL, _ALL, _FIRST, _SECOND)):  # randomness shows in the first two
                 torch.manual_seed(seed)
                 losses.append(float(workload.loss(model, fetch(torch.arange(*samples)))))
     except Exception:  # noqa: BLE001 - a user's model need not have an eval mode
@@ -118,7 +116,7 @@ def _eval_losses(workload: Workload, model: nn.Module, fetch: Fetch) -> tuple[fl
 
 
 def _shares(workload: Workload) -> tuple[float, float]:
-    """What the first two of four samples count, and the last two."""
+    """The weights of the first two of four samples and of the last two."""
     weights = getattr(workload, "loss_weights", None)
     if weights is None:
         return 0.5, 0.5
@@ -138,7 +136,7 @@ def _loss(workload: Workload, model: nn.Module, fetch: Fetch, samples: tuple[int
 
 
 class _Precision(TorchDispatchMode):
-    """The widest spacing of numbers that any op computes with."""
+    """The largest machine epsilon of any op's result."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -154,7 +152,7 @@ class _Precision(TorchDispatchMode):
 
 @contextmanager
 def _as_it_was(model: nn.Module) -> Iterator[None]:
-    """Leaves the mode and the buffers of the model as they were."""
+    """Restores the mode and the buffers of the model."""
     modes = {module: module.training for module in model.modules()}
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:

@@ -1,4 +1,4 @@
-"""The network part of a profile: pairs of hosts, what they say about each host's link, and collectives.
+"""The network part of a profile: pairs of hosts, the host links that follow from them, and collectives.
 
 Emulated links pace all-reduces and messages, so only those are measured there; what is left out is listed with the reason.
 """
@@ -22,12 +22,12 @@ from autotune.workloads.plan import MIB
 
 T = TypeVar("T")
 
-EFFORT = ProbeBudget()
-QUICK_EFFORT = ProbeBudget(
+FULL_BUDGET = ProbeBudget()
+QUICK_BUDGET = ProbeBudget(
     smallest_bytes=MIB // 16, growth=4, largest_bytes=4 * MIB, longest_s=0.5, loops=5, slow_loops=1
 )
 _MOST_BYTES = 32 * MIB
-_NOT_PACED = "emulated links do not pace it: its time on this machine would say nothing about the mix"
+_NOT_PACED = "emulated links do not pace it: its time on this machine does not describe the cluster"
 _ALONE = "the job has one rank"
 COLLECTIVES: dict[str, Callable[[GroupMember], Exchange]] = {
     ALL_REDUCE: AllReduce,
@@ -51,7 +51,7 @@ class Network:
         return self.context.cluster.paces_links
 
     def pairs(self) -> list[tuple[int, int]]:
-        """Ranks between which messages are timed; of an emulated mix only where it states a link."""
+        """Ranks between which messages are timed; of an emulated cluster only where it states a link."""
         order = list(dict.fromkeys(self.hosts))
         pairs = pairs_to_measure([order.index(host) for host in self.hosts], within_hosts=not self.is_paced)
         linked = {host.name for host in self.context.cluster.hosts if host.link is not None}
@@ -77,7 +77,8 @@ def measure_links(network: Network) -> tuple[LinkProfile, ...]:
     if transport is None or not pairs:
         return ()
     measured = network.on_group(
-        transport, lambda rank_context: [message_rows(network.control, rank_context, a, b, EFFORT) for a, b in pairs]
+        transport,
+        lambda rank_context: [message_rows(network.control, rank_context, a, b, FULL_BUDGET) for a, b in pairs],
     )
     return tuple(
         LinkProfile(
@@ -88,14 +89,14 @@ def measure_links(network: Network) -> tuple[LinkProfile, ...]:
 
 
 def measure_all_reduces(context: JobContext, control: Control, *, timeout_s: float) -> tuple[CollectiveProfile, ...]:
-    """All-reduces of a few sizes over each transport, in seconds rather than minutes: what a message costs beyond its
+    """All-reduces of a few sizes over each transport, in seconds rather than minutes: the cost of a message beyond its
     bytes decides how small buckets may be, and no datasheet states it. Nothing where links are emulated, or where the
-    devices' speeds are not stated, so that nothing can be predicted anyway.
+    devices' speeds are not stated, since nothing can be predicted then.
     """
     if context.cluster.paces_links or any(device.flops_per_s is None for device in context.cluster.devices):
         return ()
     network = Network(context=context, control=control, hosts=(), timeout_s=timeout_s)
-    return measure_collectives(network, [ALL_REDUCE], QUICK_EFFORT)
+    return measure_collectives(network, [ALL_REDUCE], QUICK_BUDGET)
 
 
 def measure_collectives(
@@ -129,14 +130,14 @@ def measure_collectives(
 
 def collective_budget(param_bytes: int) -> ProbeBudget:
     """Sizes up to that of the whole model, which no bucket exceeds, so that a prediction need not extrapolate."""
-    largest = EFFORT.largest_bytes
+    largest = FULL_BUDGET.largest_bytes
     while largest < min(param_bytes, _MOST_BYTES):
-        largest *= EFFORT.growth
-    return replace(EFFORT, largest_bytes=largest)
+        largest *= FULL_BUDGET.growth
+    return replace(FULL_BUDGET, largest_bytes=largest)
 
 
 def host_links(links: Sequence[LinkProfile]) -> tuple[HostLink, ...]:
-    """Each host's own link, as far as the pairs between hosts tell."""
+    """Each host's own link, as far as the pairs between hosts determine it."""
     between = [link for link in links if link.from_host != link.to_host]
     speeds = {
         (link.from_host, link.to_host): link.fit.bytes_per_s for link in between if link.fit.bytes_per_s is not None
@@ -167,7 +168,7 @@ def unavailable(network: Network) -> dict[str, str]:
     elif network.link_transport is None:
         reasons["links"] = "messages from rank to rank are timed over gloo or NCCL: name one in --transports"
     elif not network.pairs():
-        reasons["links"] = "the mix states no link between these ranks, so messages between them are free"
+        reasons["links"] = "the cluster states no link between these ranks, so messages between them are free"
     if network.is_paced and network.control.size > 1:
         reasons |= dict.fromkeys((BROADCAST, ALL_GATHER), _NOT_PACED)
     return reasons

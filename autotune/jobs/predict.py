@@ -1,7 +1,7 @@
-"""Simulate and plan: what a workload would take on a mix, and the best plan for it, without running anything.
+"""Simulate and plan: the predicted step of a workload on a cluster, and the best plan for it, without running anything.
 
-The model is captured, the costs are looked up (a kept profile of this workload on this mix, profiles named by the user,
-the mix's own statements), and the simulator answers. Nothing here needs MPI.
+The model is captured, the costs are looked up (a kept profile of this workload on this cluster, profiles named by the user,
+the speeds in the cluster file), and the simulator predicts the step. Nothing here needs MPI.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from autotune.jobs.context import (
     with_held_bytes,
     workload_info,
 )
-from autotune.jobs.job import Job, read_plan_file
+from autotune.jobs.job import Job, SweepJob, read_plan_file
 from autotune.jobs.question import Aim, Question
 from autotune.placement.pipeline_plans import staged_plans
 from autotune.results.store.best import best_path, load_best
@@ -30,7 +30,7 @@ from autotune.results.store.profile import CollectiveProfile, Profile, joint_fin
 from autotune.results.store.profile_file import load_profile, profile_path
 from autotune.results.store.record import WorkloadInfo
 from autotune.runtime.placed.find_cuts import stage_cuts
-from autotune.search.local_search import descend
+from autotune.search.methods import METHODS, PredictedSearch
 from autotune.search.problem import Problem
 from autotune.simulate.cost_sources import cost_model
 from autotune.simulate.simulator import Simulator
@@ -42,6 +42,7 @@ from autotune.workloads.errors import InfeasiblePlanError, SpecError
 from autotune.workloads.graph import OpGraph
 from autotune.workloads.model_stages import StageCuts, with_streams
 from autotune.workloads.plan import BatchPlan, Plan, default_plan
+from autotune.workloads.plan.choices import load
 from autotune.workloads.registry import load_workload
 from autotune.workloads.split import Bounds, RankCost, balanced, even
 from autotune.workloads.workload import Workload, loop_of
@@ -49,7 +50,7 @@ from autotune.workloads.workload import Workload, loop_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Predictor:
-    """A simulator with what surrounds it."""
+    """A simulator with the cluster, the bounds and the cuts that it predicts for."""
 
     simulator: Simulator
     bounds: Bounds
@@ -81,7 +82,7 @@ class Predictor:
         return problem.space(allow_lossy=allow_lossy)
 
     def balanced_split(self) -> tuple[int, ...]:
-        """The split that the devices' own costs call for."""
+        """The split that balances the devices by their costs."""
         return balanced(self.rank_costs(), self.total, self.bounds)
 
     def rank_costs(self) -> list[RankCost]:
@@ -100,25 +101,24 @@ class Predictor:
 
 
 def make_predictors(question: Question) -> list[Predictor]:
-    """For the mix as it is and, if anything is to be edited, as it would be."""
-    job = question.job
-    (spec,) = job.clusters
+    """For the cluster as it is and, with --what-if, as edited."""
+    (spec,) = question.clusters
     cluster = load_cluster(spec)
     if cluster.any_ranks or question.num_ranks is not None:
         cluster = cluster.for_ranks(question.num_ranks or 1)
-    workload = load_workload(job.workload, job.options)
-    graph = with_held_bytes(capture_workload(workload, job.seed, name=job.workload), workload, job.seed)
-    cuts = stage_cuts(workload, graph, job.seed)
+    workload, seed = load_workload(question.workload, question.options), question.seed
+    graph = with_held_bytes(capture_workload(workload, seed, name=question.workload), workload, seed)
+    cuts = stage_cuts(workload, graph, seed)
     wanted = read_plan_file(question.plan_file).plan.pipeline if question.plan_file is not None else None
     if cuts is not None and (wanted is None or set(wanted.first_ops) <= set(cuts.first_ops)):
         graph = with_streams(graph, cuts)
     elif wanted is not None:
-        graph = with_dataflow(graph, workload, job.seed)
+        graph = with_dataflow(graph, workload, seed)
     profiles = find_profiles(question, cluster, graph, workload)
     settings = [Setting(cluster=cluster, global_batch=workload.global_batch)]
     if question.what_if:
         settings.append(edited(settings[0], question.what_if))
-    predictors = [_predictor(job, workload, graph, setting, profiles) for setting in settings]
+    predictors = [_predictor(question, workload, graph, setting, profiles) for setting in settings]
     return [replace(predictor, cuts=cuts) for predictor in predictors]
 
 
@@ -133,9 +133,9 @@ def _predictor(
 
 
 def job_simulator(job: Job, context: JobContext, all_reduces: tuple[CollectiveProfile, ...] = ()) -> Simulator | None:
-    """A simulator for a job under way, where its devices were profiled before or their speeds are stated.
+    """A simulator for a running job, where its devices were profiled before or their speeds are stated.
 
-    `all_reduces`: what this job has measured, for want of a profile.
+    `all_reduces`: measured by this job, used where there is no profile.
     """
     profiles = kept_profiles(job.results, context.info, context.cluster)
     if not profiles and any(device.flops_per_s is None for device in context.cluster.devices):
@@ -157,8 +157,8 @@ def job_simulator(job: Job, context: JobContext, all_reduces: tuple[CollectivePr
     return Simulator(context.info, graph, costs, loop=context.loop)
 
 
-def job_pipelines(job: Job, context: JobContext, simulator: Simulator | None) -> StagedPlans:
-    """Plans with pipeline stages for a job under way; none where nothing can be predicted, or the job's transports do not run them."""
+def job_pipelines(job: SweepJob, context: JobContext, simulator: Simulator | None) -> StagedPlans:
+    """Plans with pipeline stages for a running job; none where nothing can be predicted, or its transports cannot run them."""
     if simulator is None or "gloo" not in context.transports or job.sampler == "random":
         return NO_STAGES
     than = Plan(batch=BatchPlan(samples=even(context.info.global_batch, context.limits)))
@@ -166,39 +166,39 @@ def job_pipelines(job: Job, context: JobContext, simulator: Simulator | None) ->
 
 
 def kept_profiles(results: Path, info: WorkloadInfo, cluster: Cluster) -> list[Profile]:
-    """The profile of this workload on this mix, if there is one."""
+    """The profile of this workload on this cluster, if there is one."""
     fingerprint = joint_fingerprint(info.fingerprint, cluster.fingerprint())
     path = profile_path(results, info.name, cluster.name, fingerprint)
     return [load_profile(path)] if path.exists() else []
 
 
 def find_profiles(question: Question, cluster: Cluster, graph: OpGraph, workload: Workload) -> list[Profile]:
-    """The profiles the user names, or the one kept for this workload on this mix, or none."""
+    """The profiles that the user names, or the one kept for this workload on this cluster, or none."""
     if question.profiles:
         return [load_profile(path) for path in question.profiles]
-    info = workload_info(question.job, workload.global_batch, graph, loop=loop_of(workload))
-    return kept_profiles(question.job.results, info, cluster)
+    info = workload_info(question, workload.global_batch, graph, loop=loop_of(workload))
+    return kept_profiles(question.results, info, cluster)
 
 
 def simulate(question: Question, predictors: Sequence[Predictor]) -> list[Forecast]:
-    """The prediction for a plan on each mix: as it is and, if anything is edited, as it would be."""
+    """The prediction for a plan on the cluster as it is and, with --what-if, as edited."""
     chosen = _chosen_plan(question, predictors[0])
     return [predictor.simulator.forecast(_fitted(chosen, predictor)) for predictor in predictors]
 
 
 def _chosen_plan(question: Question, predictor: Predictor) -> Plan:
-    job, info = question.job, predictor.simulator.info
+    info = predictor.simulator.info
     if question.plan_file is not None:
         return read_plan_file(question.plan_file).plan
-    kept = best_path(job.results, info.name, predictor.cluster.name)
+    kept = best_path(question.results, info.name, predictor.cluster.name)
     if question.plan == "best" or (question.plan is None and kept.exists()):
-        sweep = job.words(len(predictor.cluster.devices)).command("sweep")
-        return load_best(job.results, info.name, predictor.cluster.name, sweep=sweep).plan
-    return default_plan(even(info.global_batch, predictor.bounds), transport=job.transports[0])
+        sweep = question.commands(len(predictor.cluster.devices)).command("sweep")
+        return load_best(question.results, info.name, predictor.cluster.name, sweep=sweep).plan
+    return default_plan(even(info.global_batch, predictor.bounds), transport=question.transports[0])
 
 
 def _fitted(plan: Plan, predictor: Predictor) -> Plan:
-    """The plan itself where it fits; after edits of ranks or batch, with the split that the devices call for."""
+    """The plan itself where it fits; after edits of ranks or batch, with the balanced split."""
     samples = plan.batch.samples
     if plan.pipeline is not None or (
         len(samples) == len(predictor.cluster.devices) and sum(samples) == predictor.total
@@ -220,9 +220,9 @@ class Planned:
 
 def plan(question: Question, predictor: Predictor, aim: Aim) -> Planned:
     """The best plan, and torch DDP's default beside it."""
-    simulator, job = predictor.simulator, question.job
-    space = predictor.space(job.transports, allow_lossy=job.allow_lossy)
-    judged = _search(aim, space, predictor, make_judge(simulator, aim), seed=job.seed)
+    simulator = predictor.simulator
+    space = predictor.space(question.transports, allow_lossy=question.allow_lossy)
+    judged = _search(aim, space, predictor, make_judge(simulator, aim), seed=question.seed)
     found, best = judged[0]
     if found == float("inf"):
         wanted = f" with at least {aim.min_throughput:g} samples/s" if aim.min_throughput else ""
@@ -242,18 +242,21 @@ def plan(question: Question, predictor: Predictor, aim: Aim) -> Planned:
 def _search(
     aim: Aim, space: Space, predictor: Predictor, judge: Callable[[Plan], float], *, seed: int
 ) -> list[tuple[float, Plan]]:
-    if aim.method == "descent":
-        return descend(space, predictor.balanced_split(), judge, most=aim.evaluations)
-    from autotune.search.optuna_predicted import optuna_search  # noqa: PLC0415 - Optuna where it is asked for
-
     costs = predictor.rank_costs()
     speeds = [1 / (cost.fixed_s / max(predictor.total, 1) + cost.per_sample_s) for cost in costs]
-    around = dataclasses.replace(space, reference=tuple(speed / max(speeds) for speed in speeds))
-    return optuna_search(around, judge, sampler=aim.method, evaluations=min(aim.evaluations, 500), seed=seed)
+    asked = PredictedSearch(
+        space=dataclasses.replace(space, reference=tuple(speed / max(speeds) for speed in speeds)),
+        start=predictor.balanced_split(),
+        judge=judge,
+        evaluations=aim.evaluations,
+        seed=seed,
+    )
+    judged: list[tuple[float, Plan]] = load(METHODS[aim.method].predicted_by)(asked)
+    return judged
 
 
 def make_judge(simulator: Simulator, aim: Aim) -> Callable[[Plan], float]:
-    """What the objective makes of a plan; infinite where it does not fit or is too slow."""
+    """The objective's value of a plan; infinite where it does not fit or is too slow."""
     devices = simulator.costs.cluster.devices
     _check_stated(
         aim.objective, [device.price_per_hour for device in devices], [device.busy_watts for device in devices]

@@ -1,18 +1,18 @@
-"""The quality guard: a lossy codec is searched with only if training with it does what training without it does.
+"""The quality guard: a search uses a lossy codec only if training with it matches training without it.
 
 Two models start alike and train on the same batches, one with plain gradients, one with the codec. After so many steps both
-must have moved in nearly the same direction, and the codec's loss must have fallen nearly as far. One step says little: with
-error feedback what a step leaves out comes later.
+must have moved in nearly the same direction, and the codec's loss must have fallen nearly as far. One step is not enough: with
+error feedback, what one step leaves out is sent in a later one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.jobs.context import JobContext
+from autotune.results.show.watcher import Watcher
 from autotune.runtime.trial.runner import Budget
-from autotune.workloads.plan import LOSSLESS_CODECS, BatchPlan, CommPlan, CompressionPlan, Plan
+from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan, ReducerKind, lossless_codecs
 from autotune.workloads.split import even
 
 STEPS = 20
@@ -45,21 +45,21 @@ class Quality:
 
     def __str__(self) -> str:
         comm, verdict = self.plan.comm, "passes" if self.holds else "is refused by"
-        averaged = f"averaging every {comm.average_every} steps" if comm.reducer == "averaged" else ""
+        averaged = f"averaging every {comm.average_every} steps" if comm.reducer == ReducerKind.AVERAGED else ""
         return (
             f"{averaged or f'codec {self.plan.compression.codec}'} {verdict} the quality guard: after {STEPS} steps cosine {self.cosine:.3f} "
             f"(at least {LEAST_COSINE}), {self.lost:.0%} of the progress lost (at most {MOST_LOST:.0%})"
         )
 
 
-def guarded_codecs(context: JobContext, *, timeout_s: float, say: Callable[[str], None]) -> tuple[str, ...]:
-    """Those of the offered codecs that may be searched with; the others are named with the reason."""
+def guarded_codecs(context: JobContext, watcher: Watcher, *, timeout_s: float) -> tuple[str, ...]:
+    """The codecs that may be searched with; the others are reported with the reason."""
     passed = []
     for codec in context.codecs:
-        if codec not in LOSSLESS_CODECS:
+        if codec not in lossless_codecs():
             quality = judge(context, CompressionPlan(codec=codec), timeout_s=timeout_s)
             if not quality.holds:
-                say(str(quality))
+                watcher.phase(str(quality))
                 continue
         passed.append(codec)
     return tuple(passed)

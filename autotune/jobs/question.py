@@ -1,4 +1,4 @@
-"""What a user wants predicted, as asked on the command line; needs neither torch nor numba."""
+"""What a user wants predicted, as the command line states it; needs neither torch nor numba."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from pathlib import Path
 from autotune.jobs.job import Job
 
 OBJECTIVES = ("time", "cost", "energy")
-METHODS = ("descent", "tpe", "random")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """What the user wants to know."""
+class Question(Job):
+    """`autotune simulate` and `autotune plan`."""
 
-    job: Job
     num_ranks: int | None = None
-    """Of a mix that takes any number; None: as many as it has devices."""
+    """Of a cluster that takes any number; None: as many as it has devices."""
     profiles: tuple[Path, ...] = ()
     what_if: tuple[str, ...] = ()
     plan: str | None = None
@@ -30,7 +28,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Aim:
-    """What `autotune plan` looks for."""
+    """What `autotune plan` searches for."""
 
     objective: str = "time"
     min_throughput: float = 0.0

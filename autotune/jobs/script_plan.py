@@ -1,4 +1,4 @@
-"""The plan that a training script runs by: given, read from a file or torch DDP's default, and whether it fits the job."""
+"""The plan of a training script: given, read from a file or torch DDP's default, and checked against the job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autotune.jobs.job import read_plan_file
 from autotune.results.store.record import BestPlan
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.errors import SpecError
-from autotune.workloads.plan import Plan, default_plan
+from autotune.workloads.plan import Plan, ReducerKind, default_plan
 from autotune.workloads.split import bounds, even, proportional
 
 _FORCE = "run `autotune sweep` for it, or pass force=True to use the plan as it is"
@@ -19,8 +19,8 @@ _FORCE = "run `autotune sweep` for it, or pass force=True to use the plan as it 
 def choose_plan(
     given: Plan | str | Path | None, global_batch: int | None, num_ranks: int
 ) -> tuple[Plan, BestPlan | None]:
-    """The plan, and what was kept with it if it was read from a file. `global_batch`: another than the plan's is divided in
-    its proportions.
+    """The plan, and the stored best plan if it was read from a file. A `global_batch` other than the plan's is split in the
+    plan's proportions.
     """
     if given is None:
         if global_batch is None:
@@ -44,12 +44,12 @@ def choose_plan(
 
 
 def _resplit(samples: tuple[int, ...], global_batch: int) -> tuple[int, ...]:
-    """The same shares of another batch, one sample at least for each rank."""
+    """The same shares of another batch, at least one sample for each rank."""
     return proportional([float(count) for count in samples], global_batch, bounds(len(samples), global_batch))
 
 
 def check_script_plan(plan: Plan, num_ranks: int, *, allow_lossy: bool) -> None:
-    """Refuse what a script cannot run."""
+    """Refuse a plan that a script cannot run."""
     samples = plan.batch.samples
     if plan.pipeline is not None:
         raise SpecError(
@@ -64,7 +64,7 @@ def check_script_plan(plan: Plan, num_ranks: int, *, allow_lossy: bool) -> None:
             "run the sweep on the ranks that are to train"
         )
     if not plan.is_lossless and not allow_lossy:
-        what = "reducer 'averaged'" if plan.comm.reducer == "averaged" else f"codec {_lossy(plan)!r}"
+        what = "reducer 'averaged'" if plan.comm.reducer == ReducerKind.AVERAGED else f"codec {_lossy(plan)!r}"
         raise SpecError(
             f"the plan's {what} changes what is computed, and no quality guard watches a training script: pass "
             "allow_lossy=True to accept that, or sweep without --allow-lossy"
@@ -76,8 +76,8 @@ def _lossy(plan: Plan) -> str:
 
 
 def check_made_for(kept: BestPlan, parameters: Mapping[str, str], cluster: Cluster) -> None:
-    """Refuse a plan that was tuned for another model or cluster: it would run, and be slow without a word. What a file does
-    not say is not compared.
+    """Refuse a plan that was tuned for another model or cluster: it would run, but slowly. Only entries that the file has
+    are compared.
     """
     if kept.parameters and kept.parameters != dict(parameters):
         name, there, here = _first_difference(kept.parameters, parameters)

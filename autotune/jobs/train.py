@@ -1,15 +1,15 @@
-"""Train with a plan: compare it with the default in the same job, then train, and say what came of it."""
+"""Train with a plan: find the plan, compare it with the default in the same job, train, report."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Protocol
 
 from autotune.jobs.context import JobContext, set_up
-from autotune.jobs.job import Job, read_plan_file
+from autotune.jobs.job import TrainJob, read_plan_file
 from autotune.jobs.online_job import learned_file, make_controller, save_memory
 from autotune.profilers.breakdown import break_down, largest_costs
 from autotune.profilers.perfetto import check_trace_file, write_trace
@@ -17,6 +17,7 @@ from autotune.results.judge.stats import Ratio, speedup
 from autotune.results.judge.training import Stretch, TrainingReport
 from autotune.results.judge.wording import local_norms_warning
 from autotune.results.show.decision_spans import with_decisions
+from autotune.results.show.watcher import Watcher
 from autotune.results.store.best import check_made_for, load_best
 from autotune.results.store.decision import Decision
 from autotune.results.store.forecast import Forecast
@@ -24,7 +25,7 @@ from autotune.results.store.record import BestPlan, TrialState
 from autotune.runtime.control.mpi import Control
 from autotune.runtime.placed.plan_job import plan_job
 from autotune.runtime.trial.runner import Budget
-from autotune.runtime.trial.workers import follow
+from autotune.runtime.trial.workers import Training, follow
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.errors import SpecError
 from autotune.workloads.plan import Plan, default_plan
@@ -33,27 +34,11 @@ from autotune.workloads.split import bounds, even
 
 _ROUND_S = 0.5
 _PATIENCE = 20
-"""Training may take this many times as long as the plan promises before it is given up."""
+"""Training ends with an error when it takes this many times as long as the plan's own step time predicts."""
 
 
-class Watcher(Protocol):
-    """Whoever wants to know how far training is."""
-
-    def phase(self, text: str) -> None:
-        """Something other than training begins."""
-
-    def begun(self, plan: Plan) -> None:
-        """The first step is about to begin, by this plan."""
-
-    def step_done(self, num_steps: int) -> None:
-        """So many steps are done."""
-
-    def decided(self, decision: Decision) -> None:
-        """Something was seen, and training may go on by another plan."""
-
-
-def train(job: Job, cluster: Cluster, control: Control, watcher: Watcher) -> TrainingReport | None:
-    """Called by all ranks; the report is rank 0's."""
+def train(job: TrainJob, cluster: Cluster, control: Control, watcher: Watcher) -> TrainingReport | None:
+    """Called by all ranks; rank 0 returns the report."""
     context = set_up(job, cluster, control)
     if not control.is_leader:
         follow(control, context.runner)
@@ -63,110 +48,22 @@ def train(job: Job, cluster: Cluster, control: Control, watcher: Watcher) -> Tra
     return report
 
 
-def lead_training(job: Job, context: JobContext, watcher: Watcher) -> TrainingReport:
-    """Rank 0's part: choose the plan, compare, train, report."""
+def lead_training(job: TrainJob, context: JobContext, watcher: Watcher) -> TrainingReport:
+    """Rank 0's part: find the plan, compare, train, report."""
     if job.trace is not None:
         check_trace_file(job.trace)
     kept = find_plan(job, context)
-    total = context.info.global_batch
-    num_ranks = len(context.cluster.devices)
-    kept.plan.validate(num_ranks=num_ranks, global_batch=total)
-    kept.plan.check_runnable()
-    if kept.plan.pipeline is not None:
-        _check_stages(job, context, kept.plan)
-    default = default_plan(even(total, bounds(num_ranks, total)), transport=context.transports[0])
-    steps = min(max(2, math.ceil(_ROUND_S / kept.step_s)), 50)
-    budget = Budget(warmup=2, steps=steps, timeout_s=job.timeout_s)
-    watcher.phase(f"comparing the plan with torch DDP's defaults in turn, {job.rounds} rounds")
-    ratio = compare_with_default(context, default, kept.plan, job.rounds, budget)
-    begun = time.monotonic()
-    limit_s = job.timeout_s + job.train_steps * _PATIENCE * kept.step_s
-    controller = make_controller(job, context, kept.plan, watcher.decided) if job.online else None
-    watcher.begun(kept.plan)
-    done = context.workers.train(
-        kept.plan,
-        Budget(warmup=0, steps=job.train_steps, timeout_s=limit_s),
-        watcher.step_done,
-        watched=job.trace is not None,
-        decide=controller.decide if controller is not None else None,
-    )
-    seconds = time.monotonic() - begun
-    if controller is not None and controller.comm is not None:
-        controller.comm.rest()
-        save_memory(learned_file(job, context), controller.comm.memory)
-    breakdown = break_down(done.measured.timeline)
-    decisions = tuple(controller.decisions) if controller is not None else ()
+    check_plan(job, context, kept.plan)
+    ratio = compare_with_default(job, context, kept, watcher)
+    run = run_training(job, context, kept, watcher)
     if job.trace is not None:
-        write_trace(with_decisions(done.measured.timeline, decisions), job.trace)
-    return TrainingReport(
-        workload=context.info.name,
-        cluster=context.cluster.name,
-        label=context.cluster.label,
-        scenario=job.replay or "",
-        plan=kept.plan,
-        num_steps=job.train_steps,
-        seconds=seconds,
-        samples_per_s=total * job.train_steps / sum(done.measured.steps_s),
-        losses=done.losses,
-        accuracy=done.accuracy,
-        stretches=stretches(context.changing, done.measured.steps_s),
-        speedup=ratio,
-        ranks=done.measured.ranks,
-        breakdown=breakdown,
-        decisions=decisions,
-        costs=largest_costs(breakdown),
-        warnings=warnings(context, kept.plan),
-        predicted=expected(job, context, kept.plan),
-    )
+        write_trace(with_decisions(run.done.measured.timeline, run.decisions), job.trace)
+    return training_report(job, context, kept.plan, run, ratio)
 
 
-def _check_stages(job: Job, context: JobContext, plan: Plan) -> None:
-    """Refuse at the door what every rank would fail at."""
-    if job.online:
-        raise SpecError("the plan has pipeline stages, which cannot change while they train: train it without --online")
-    plan_job(context.workload, plan, context.graph).assemble(context.workload.model())
-
-
-def expected(job: Job, context: JobContext, plan: Plan) -> Forecast | None:
-    """What a plan with pipeline stages should take, where costs are known: its schedule is a prediction to be checked."""
-    if plan.pipeline is None:
-        return None
-    from autotune.jobs.predict import job_simulator  # noqa: PLC0415 - compiled code that rank 0 alone needs
-
-    simulator = job_simulator(job, context)
-    return None if simulator is None else simulator.forecast(plan)
-
-
-def warnings(context: JobContext, plan: Plan) -> tuple[str, ...]:
-    """What to know about the model that comes of this."""
-    unsynchronised = 0 if plan.batch.sync_norm else context.info.num_local_norms
-    text = local_norms_warning(unsynchronised, num_ranks=len(context.cluster.devices))
-    return (text,) if text else ()
-
-
-def stretches(changing: ChangingCluster | None, steps_s: Sequence[float]) -> tuple[Stretch, ...]:
-    """A run cut where the trace changed the mix."""
-    if changing is None:
-        return ()
-    mixes = changing.course(steps_s)
-    cuts = [step for step in range(len(mixes)) if step == 0 or mixes[step] is not mixes[step - 1]]
-    return tuple(
-        Stretch(first=first, last=end - 1, step_s=fmean(steps_s[first:end]))
-        for first, end in zip(cuts, [*cuts[1:], len(steps_s)], strict=True)
-    )
-
-
-def compare_with_default(context: JobContext, default: Plan, plan: Plan, rounds: int, budget: Budget) -> Ratio | None:
-    """How much faster the plan is than the default, in turn; None where the default cannot run on these devices."""
-    if context.workers.measure(default, budget).state is not TrialState.COMPLETE:
-        return None
-    before, ours = context.workers.compare([default, plan], rounds, budget)
-    return speedup(before.steps_s, ours.steps_s)
-
-
-def find_plan(job: Job, context: JobContext) -> BestPlan:
-    """The plan that was asked for, made for this workload on this mix."""
-    sweep = job.words(len(context.cluster.devices)).command("sweep")
+def find_plan(job: TrainJob, context: JobContext) -> BestPlan:
+    """The plan that the user named, made for this workload on this cluster."""
+    sweep = job.commands(len(context.cluster.devices)).command("sweep")
     if job.plan == "best":
         kept = load_best(job.results, context.info.name, context.cluster.name, sweep=sweep)
     else:
@@ -179,3 +76,116 @@ def find_plan(job: Job, context: JobContext) -> BestPlan:
         sweep=sweep,
     )
     return kept
+
+
+def check_plan(job: TrainJob, context: JobContext, plan: Plan) -> None:
+    """Refuse what no rank could run, before any rank starts."""
+    plan.validate(num_ranks=len(context.cluster.devices), global_batch=context.info.global_batch)
+    plan.check_runnable()
+    if plan.pipeline is not None:
+        _check_stages(job, context, plan)
+
+
+def _check_stages(job: TrainJob, context: JobContext, plan: Plan) -> None:
+    if job.online:
+        raise SpecError("the plan has pipeline stages, which cannot change while they train: train it without --online")
+    plan_job(context.workload, plan, context.graph).assemble(context.workload.model())
+
+
+def compare_with_default(job: TrainJob, context: JobContext, kept: BestPlan, watcher: Watcher) -> Ratio | None:
+    """The plan's speed over the default's, interleaved; None where the default cannot run on these devices."""
+    total, num_ranks = context.info.global_batch, len(context.cluster.devices)
+    default = default_plan(even(total, bounds(num_ranks, total)), transport=context.transports[0])
+    steps = min(max(2, math.ceil(_ROUND_S / kept.step_s)), 50)
+    budget = Budget(warmup=2, steps=steps, timeout_s=job.timeout_s)
+    watcher.phase(f"comparing the plan with torch DDP's defaults, interleaved, {job.rounds} rounds")
+    if context.workers.measure(default, budget).state is not TrialState.COMPLETE:
+        return None
+    before, ours = context.workers.compare([default, kept.plan], job.rounds, budget)
+    return speedup(before.steps_s, ours.steps_s)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A training run, and what was decided in it."""
+
+    done: Training
+    seconds: float
+    decisions: tuple[Decision, ...]
+
+
+def run_training(job: TrainJob, context: JobContext, kept: BestPlan, watcher: Watcher) -> Run:
+    """Train all steps; with --online the controller may change the plan, and stores what it learned."""
+    begun_s = time.monotonic()
+    limit_s = job.timeout_s + job.steps * _PATIENCE * kept.step_s
+    controller = make_controller(job, context, kept.plan, watcher.decided) if job.online else None
+    watcher.training_started(kept.plan)
+    done = context.workers.train(
+        kept.plan,
+        Budget(warmup=0, steps=job.steps, timeout_s=limit_s),
+        watcher.step_done,
+        watched=job.trace is not None,
+        decide=controller.decide if controller is not None else None,
+    )
+    seconds = time.monotonic() - begun_s
+    if controller is None:
+        return Run(done=done, seconds=seconds, decisions=())
+    if controller.comm is not None:
+        controller.comm.wait_for_tasks()
+        save_memory(learned_file(job, context), controller.comm.memory)
+    return Run(done=done, seconds=seconds, decisions=tuple(controller.decisions))
+
+
+def training_report(job: TrainJob, context: JobContext, plan: Plan, run: Run, ratio: Ratio | None) -> TrainingReport:
+    """The run as the user sees it. `ratio`: the plan's speed over the default's."""
+    measured = run.done.measured
+    breakdown = break_down(measured.timeline)
+    return TrainingReport(
+        workload=context.info.name,
+        cluster=context.cluster.name,
+        label=context.cluster.label,
+        scenario=job.replay or "",
+        plan=plan,
+        num_steps=job.steps,
+        seconds=run.seconds,
+        samples_per_s=context.info.global_batch * job.steps / sum(measured.steps_s),
+        losses=run.done.losses,
+        accuracy=run.done.accuracy,
+        stretches=stretches(context.changing, measured.steps_s),
+        speedup=ratio,
+        ranks=measured.ranks,
+        breakdown=breakdown,
+        decisions=run.decisions,
+        costs=largest_costs(breakdown),
+        warnings=warnings(context, plan),
+        predicted=expected(job, context, plan),
+    )
+
+
+def expected(job: TrainJob, context: JobContext, plan: Plan) -> Forecast | None:
+    """The prediction for a plan with pipeline stages, where costs are stated or measured: its schedule rests on it."""
+    if plan.pipeline is None:
+        return None
+    from autotune.jobs.predict import job_simulator  # noqa: PLC0415 - compiled code that rank 0 alone needs
+
+    simulator = job_simulator(job, context)
+    return None if simulator is None else simulator.forecast(plan)
+
+
+def warnings(context: JobContext, plan: Plan) -> tuple[str, ...]:
+    """What affects the trained model."""
+    unsynchronised = 0 if plan.batch.sync_norm else context.info.num_local_norms
+    text = local_norms_warning(unsynchronised, num_ranks=len(context.cluster.devices))
+    return (text,) if text else ()
+
+
+def stretches(changing: ChangingCluster | None, steps_s: Sequence[float]) -> tuple[Stretch, ...]:
+    """A run, cut where the scenario changed the cluster."""
+    if changing is None:
+        return ()
+    clusters = changing.course(steps_s)
+    cuts = [step for step in range(len(clusters)) if step == 0 or clusters[step] is not clusters[step - 1]]
+    return tuple(
+        Stretch(first=first, last=end - 1, step_s=fmean(steps_s[first:end]))
+        for first, end in zip(cuts, [*cuts[1:], len(steps_s)], strict=True)
+    )

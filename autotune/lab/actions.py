@@ -1,4 +1,4 @@
-"""`autotune lab up|run|status|down`: what the command line calls."""
+"""The commands `autotune lab up|run|status|down`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def up(cluster: str, name: str, *, as_json: bool) -> int:
 
 
 def run(name: str, command: list[str]) -> int:
-    """Becomes the job; returns only where it cannot start."""
+    """Replace this process by the job; returns only if it cannot start."""
     if not command:
         raise SpecError(
             "lab run has no command: write one after --, such as lab run -- autotune sweep --workload vgg …"
@@ -46,7 +46,7 @@ def run(name: str, command: list[str]) -> int:
 
 
 def status(_name: str, *, as_json: bool) -> int:
-    """Every lab that is up, whatever name was given."""
+    """Every lab that is up."""
     labs = [load_lab(name) for name in manage.names()]
     if as_json:
         _write(json.dumps([to_data(lab) for lab in labs]))

@@ -1,7 +1,7 @@
-"""What a lab consists of: names, addresses and limits of its hosts, from a cluster file. Pure data, nothing is made here.
+"""The description of a lab: names, addresses and limits of its hosts, from a cluster file. Data only.
 
-Everything a lab makes carries its name: namespaces `atl-<lab>-<n>` and `atl-<lab>-sw`, the control group `atl-<lab>`, the
-folder `/run/autotune-lab/<lab>`. So whatever is left over can be found and cleared by name alone, and labs do not meet.
+Every resource of a lab contains the lab's name: namespaces `atl-<lab>-<n>` and `atl-<lab>-sw`, the control group `atl-<lab>`, the
+folder `/run/autotune-lab/<lab>`. So leftovers can be found and removed by name, and labs do not interfere.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LabHost:
     num_ranks: int
     link: Link | None
     cpus: float | None
-    """Cores its processes may use together; None: as many as there are."""
+    """Cores that its processes may use together; None: all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +60,7 @@ class Lab:
         return f"port{host.index}"
 
     def address(self, host: LabHost) -> str:
-        """The same addresses in every lab: their networks never meet."""
+        """The same addresses in every lab: their networks are not connected."""
         return f"10.77.0.{host.index + 1}"
 
     def enter_script(self, host: LabHost) -> Path:
@@ -69,7 +69,7 @@ class Lab:
 
 
 def check_lab_name(name: str) -> str:
-    """Names end up in those of namespaces and folders."""
+    """The name is part of the names of namespaces and folders."""
     if not _NAME.fullmatch(name):
         raise SpecError(f"lab name {name!r}: use 1 to 8 lower-case letters and digits")
     return name

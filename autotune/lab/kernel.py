@@ -1,6 +1,6 @@
-"""Make a lab and take it apart: network namespaces, veth pairs into a bridge, token buckets, control groups.
+"""Creates and removes a lab: network namespaces, veth pairs into a bridge, token buckets, control groups.
 
-Each host has a namespace of its own, joined by a veth pair to a bridge in a namespace that stands for the switch. The
+Each host is a namespace, connected by a veth pair to a bridge in another namespace, which is the switch. The
 uplink is limited where the host sends, the downlink where the switch port sends. CPU quotas are control groups, which
 also throttle the network stack: use pacing for slow accelerators and quotas for slow CPUs.
 """
@@ -31,7 +31,7 @@ def check_possible() -> None:
 
 
 def build(lab: Lab) -> None:
-    """Make everything; the caller has cleared what was there."""
+    """Create all resources; the caller has removed leftovers."""
     run_tool("ip", "netns", "add", lab.switch)
     _batch(lab.switch, ["link add br0 type bridge", f"link set br0 mtu {MTU} up"])
     for host in lab.hosts:
@@ -50,7 +50,7 @@ def _add_host(lab: Lab, host: LabHost) -> None:
 
 
 def clear(lab: Lab) -> None:
-    """Remove everything that carries the lab's name, also what a killed `up` left half made; nothing else."""
+    """Remove all resources with the lab's name, also those of a killed `up`; no others."""
     for namespace in namespaces(lab):
         _end_processes(namespace)
         subprocess.run(["ip", "netns", "delete", namespace], capture_output=True, check=False)  # noqa: S603, S607 - it may be gone
@@ -64,13 +64,13 @@ def clear(lab: Lab) -> None:
 
 
 def namespaces(lab: Lab) -> list[str]:
-    """Those of the lab that exist."""
+    """The namespaces of the lab that exist."""
     names = [line.split()[0] for line in run_tool("ip", "netns", "list").splitlines() if line.strip()]
     return [name for name in names if name.startswith(lab.prefix)]
 
 
 def processes(lab: Lab) -> list[int]:
-    """Processes that live in the lab's namespaces."""
+    """Processes in the lab's namespaces."""
     return [int(pid) for namespace in namespaces(lab) for pid in run_tool("ip", "netns", "pids", namespace).split()]
 
 

@@ -1,4 +1,4 @@
-"""The limits of a lab's host: a token bucket each way and a share of the cores. Set when it is made, changed by a trace."""
+"""The limits of a lab host: a token bucket per direction and a CPU quota. Set at creation, changed by a scenario."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MTU = 9000
 
 
 def set_limits(lab: Lab, host: LabHost) -> None:
-    """Bandwidth both ways and cores as `host` says; the uplink where it sends, the downlink where the switch does."""
+    """Set bandwidth and cores of `host`: the uplink at the host's interface, the downlink at the switch port."""
     if host.link is not None:
         _limit(lab.namespace(host), "eth0", host.link.up_bytes_per_s)
         _limit(lab.switch, lab.port(host), host.link.down_bytes_per_s)
@@ -29,7 +29,7 @@ def own_host(lab: Lab) -> LabHost | None:
 
 
 def as_lab_host(host: LabHost, now: Host) -> LabHost:
-    """`host` with the limits that a mix gives it."""
+    """`host` with the limits of a cluster file."""
     return LabHost(index=host.index, name=host.name, num_ranks=host.num_ranks, link=now.link, cpus=now.cpus)
 
 
@@ -45,7 +45,7 @@ def lab_group(lab: Lab) -> Path:
 
 
 def run_tool(*command: str, text: str | None = None) -> str:
-    """Run a command of the system; its output."""
+    """Run a system command; returns its output."""
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)  # noqa: S603 - our own commands
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
@@ -53,7 +53,7 @@ def run_tool(*command: str, text: str | None = None) -> str:
 
 
 def _limit(namespace: str, device: str, bytes_per_s: float) -> None:
-    """A token bucket: what may burst is two milliseconds' worth, at least four packets."""
+    """A token bucket: bursts of two milliseconds, at least four packets."""
     burst = max(int(bytes_per_s * 0.002), 4 * MTU)
     bucket = f"rate {int(bytes_per_s * 8)}bit burst {burst} latency 50ms"
     run_tool("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", *bucket.split())
@@ -67,4 +67,4 @@ def _set_quota(group: Path, cpus: float | None) -> None:
     elif (group / "cpu.max").exists():
         (group / "cpu.max").write_text(f"{'max' if cpus is None else quota} {_PERIOD_US}")
     elif cpus is not None:
-        raise RuntimeError(f"{group}: the kernel offers no CPU quota here")
+        raise RuntimeError(f"{group}: the kernel has no CPU quota here")

@@ -1,4 +1,4 @@
-"""The lab's life: up, run, status, down. State is a folder with the lab's description and the scripts that enter a host."""
+"""Life cycle of a lab: up, run, status, down. Its state is a folder with its description and the scripts that enter a host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autotune.workloads.errors import MissingDependencyError, SpecError
 
 
 def up(lab: Lab) -> None:
-    """Make the lab, clearing what a killed job of that name left behind. Interrupted, it leaves nothing."""
+    """Create the lab, after removing leftovers of a killed job. If interrupted, remove everything."""
     kernel.check_possible()
     with _exclusive(lab), _interruptible():
         if busy := kernel.processes(lab):
@@ -36,7 +36,7 @@ def up(lab: Lab) -> None:
 
 
 def down(lab: Lab) -> bool:
-    """Remove the lab; whether there was anything."""
+    """Remove the lab; returns whether it existed."""
     kernel.check_possible()
     with _exclusive(lab):
         existed = bool(kernel.namespaces(lab)) or lab.folder.exists()
@@ -50,7 +50,7 @@ def names() -> list[str]:
 
 
 def restore(lab: Lab) -> None:
-    """The limits as they were asked for: a job that was killed while a trace ran may have left others."""
+    """Reset the limits: a job that was killed during a scenario may have left others."""
     for host in lab.hosts:
         set_limits(lab, host)
 
@@ -85,10 +85,10 @@ def run_command(lab: Lab, command: Sequence[str]) -> list[str]:
 
 
 def _write_folder(lab: Lab) -> None:
-    """The description comes last: a lab without one is not up."""
+    """Writes the description last: a lab without one is not up."""
     lab.folder.mkdir(parents=True, exist_ok=True)
     lines = ["127.0.0.1 localhost", *(f"{lab.address(host)} {host.name}" for host in lab.hosts)]
-    # torch's store asks who an IPv4 address in IPv6 clothes is, and complains where nobody knows.
+    # torch's store resolves IPv4-mapped IPv6 addresses, and warns where that fails.
     lines += [f"::ffff:{lab.address(host)} {host.name}-over-ipv6" for host in lab.hosts]
     (lab.folder / "hosts").write_text("\n".join(lines) + "\n", encoding="utf-8")
     for host in lab.hosts:
@@ -125,7 +125,7 @@ def _exclusive(lab: Lab) -> Iterator[None]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM ends the block like Ctrl-C does, so that it can clean up."""
+    """SIGTERM raises KeyboardInterrupt in the block, so that it can clean up."""
 
     def leave(number: int, _frame: object) -> None:
         raise KeyboardInterrupt(number)

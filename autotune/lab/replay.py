@@ -17,7 +17,7 @@ def lab_surroundings(lab_name: str, cluster: Cluster, rank: int) -> Callable[[Cl
     if host is None or host.name != cluster.hosts[index].name:
         raise SpecError(
             f"rank {rank} runs on lab host {host.name if host else 'unknown'!r}, but in cluster {cluster.name!r} it is on "
-            f"{cluster.hosts[index].name!r}: a trace needs the lab of that very cluster, `autotune lab up --cluster …`"
+            f"{cluster.hosts[index].name!r}: a scenario needs the lab of that cluster, `autotune lab up --cluster …`"
         )
     if cluster.host_of_rank.index(index) != rank:
         return lambda _: None

@@ -1,1 +1,1 @@
-"""Retuning while training. Data in, data out: no clock, no network; who calls says what was seen and carries out what is proposed."""
+"""Retuning while training. Pure computation: the caller passes the statistics of steps and applies the decisions."""

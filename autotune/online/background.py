@@ -1,6 +1,7 @@
-"""What takes longer than a decision may is done aside: one thing after the other, by a thread that ends with the process.
+"""Background tasks: work that takes longer than a step may wait runs on a daemon thread, one task after another.
 
-It shares its interpreter and its core with a rank that trains, so it takes a breath before each piece (`unhurried`).
+The thread shares the interpreter and a core with a rank that trains. A long task iterates through `yielding`, which
+releases the interpreter before each item.
 """
 
 from __future__ import annotations
@@ -13,47 +14,50 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
-Thinks = Callable[[Callable[[], Any]], "Future[Any]"]
-"""Has something done, and says when it is."""
+Submit = Callable[[Callable[[], Any]], "Future[Any]"]
+"""Runs a task and returns its future, as `concurrent.futures.Executor.submit` does."""
 
-_BREATH_S = 0.0005
-_here = threading.local()
+_YIELD_S = 0.0005
+_local = threading.local()
 
 
-def at_once(work: Callable[[], Any]) -> Future[Any]:
-    """Done when it returns."""
+def run_inline(task: Callable[[], Any]) -> Future[Any]:
+    """Run a task on the calling thread; its future is done on return."""
     done: Future[Any] = Future()
-    done.set_result(work())
+    done.set_result(task())
     return done
 
 
-def thinking_aside() -> Thinks:
-    """A thread of its own. It must not keep a process alive that another rank has ended, as a pool's would."""
+def background_thread() -> Submit:
+    """Start a daemon thread that runs submitted tasks in order.
+
+    A `ThreadPoolExecutor` joins its threads at exit. It would keep a process alive after another rank has aborted the job.
+    """
     waiting: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
 
-    def work() -> None:
-        _here.is_aside = True
+    def run_tasks() -> None:
+        _local.is_background = True
         while True:
             task, done = waiting.get()
             try:
                 done.set_result(task())
-            except Exception as error:  # noqa: BLE001 - whoever asked is told
+            except Exception as error:  # noqa: BLE001 - the future raises it
                 done.set_exception(error)
             del task, done
 
-    def think(task: Callable[[], Any]) -> Future[Any]:
+    def submit(task: Callable[[], Any]) -> Future[Any]:
         done: Future[Any] = Future()
         waiting.put((task, done))
         return done
 
-    threading.Thread(target=work, name="autotune-thinks", daemon=True).start()
-    return think
+    threading.Thread(target=run_tasks, name="autotune-background", daemon=True).start()
+    return submit
 
 
-def unhurried(items: Iterable[Item]) -> Iterator[Item]:
-    """Aside, with a breath before each, in which others get the interpreter; elsewhere as they are."""
-    is_aside = getattr(_here, "is_aside", False)
+def yielding(items: Iterable[Item]) -> Iterator[Item]:
+    """The items; on a background thread with a short sleep before each, which yields the interpreter to other threads."""
+    is_background = getattr(_local, "is_background", False)
     for item in items:
-        if is_aside:
-            time.sleep(_BREATH_S)
+        if is_background:
+            time.sleep(_YIELD_S)
         yield item

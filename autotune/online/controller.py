@@ -1,9 +1,9 @@
-"""Retuning while training: from how every rank's steps go, when to go on by another plan, and by which.
+"""Retuning while training: decides from the statistics of each step whether the next one runs under another plan.
 
-Samples follow the devices (`batch_controller`, after DBS), and how gradients travel follows the network (`comm_controller`,
-after AutoByte). What a step shows at once is how long each rank has computed; what it took in all is known one step later,
-and until then it is taken to have waited as long as the step before. Samples go first, since they can be told from one step;
-while they move, the network is not judged.
+The split follows the devices (`batch_controller`, after DBS). The communication configuration follows the network
+(`comm_controller`, after AutoByte). The compute times of a step are available at its end. Its duration is available one
+step later; until then its waiting time is taken from the step before. The split has precedence, because one step is
+enough to see a change of a device. While samples move, the network is not evaluated.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from autotune.workloads.split import Bounds
 
 
 class Controller:
-    """Decides for one training run; `decide` hears of every step, in order."""
+    """The controller of one training run; call `decide` once per step, in order."""
 
-    def __init__(  # noqa: PLR0913 - the job, and what may be decided of it
+    def __init__(  # noqa: PLR0913 - the job, and what may change
         self,
         plan: Plan,
         limits: Bounds,
@@ -33,27 +33,27 @@ class Controller:
         clock: Callable[[], float] = lambda: 0.0,
         on_decision: Callable[[Decision], None] = lambda _: None,
     ) -> None:
-        """`comm`: if how gradients travel may change as well. `moves_samples`: whether the split may. `clock`: what decisions are
-        dated by.
+        """`comm`: if the communication configuration may change. `moves_samples`: whether the split may. `clock`: the time of
+        decisions.
         """
         self.plan = plan
-        """By which the next step goes."""
+        """The plan of the next step."""
         self.decisions: list[Decision] = []
         self._on_decision = on_decision
         self.comm = comm
         self._moves_samples, self._clock = moves_samples, clock
         self._batches = BatchController(limits, global_batch)
         self._last: tuple[Plan, tuple[float, ...]] = plan, (0.0,)
-        """The step before: its plan, and how long each rank has computed."""
+        """The previous step: its plan, and the compute time of each rank."""
         self._waited_s = 0.0
 
     def decide(self, row: StepRow) -> Decision | None:
-        """What is different from the next step on, if anything."""
+        """The decision for the next step; None to continue."""
         (plan_before, compute_before_s), self._last = self._last, (self.plan, row.compute_s)
         if row.arrivals is not None:
             self._note_links(row.step, row.arrivals)
         if row.closed is None or row.samples != self.plan.batch.samples:
-            return None  # the first step, and the short last one of an epoch, are like no other
+            return None  # the first step, or the short last one of an epoch
         self._waited_s = max(max(stats.step_s for stats in row.closed) - max(compute_before_s), 0.0)
         step_s = max(row.compute_s) + self._waited_s
         self._batches.observe(row.step, self.plan.batch.samples, row.compute_s, step_s)
@@ -89,13 +89,13 @@ class Controller:
         return None
 
     def _note_links(self, step: int, arrivals: Sequence[Sequence[float]]) -> None:
-        """What a look has found stands in the log, whatever comes of it."""
-        sight = self.comm.found(arrivals) if self.comm is not None else None
-        if sight is not None:
-            found = Decision(
-                step=step, plan=self.plan, kind=NETWORK, ranks=sight.ranks, reason=sight.what, switches=False
+        """Apply and log a link probe, even if no switch follows."""
+        finding = self.comm.update_links(arrivals) if self.comm is not None else None
+        if finding is not None:
+            decision = Decision(
+                step=step, plan=self.plan, kind=NETWORK, ranks=finding.ranks, reason=finding.what, switches=False
             )
-            self._decided(found)
+            self._decided(decision)
 
     def _decided(self, undated: Decision) -> Decision:
         decision = replace(undated, at_s=self._clock())

@@ -1,7 +1,7 @@
-"""Windows and candidates as numbers, all of them without a unit: seconds are in multiples of the slowest rank's computing.
+"""Features of windows and candidates for the meta-network. All are dimensionless: times are relative to the slowest rank's.
 
-Nothing depends on the order of ranks. A candidate's numbers include a rough guess of its step from the fitted network
-(autotune.online.analytic_model): the network then has to learn only where that is wrong.
+Features do not depend on the order of ranks. A candidate's features include the step time that the analytic model
+predicts from the fitted network, so the meta-network learns only the error of that prediction.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from statistics import fmean, pstdev
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.online.analytic_model import PlanTable, log_of, network_of
-from autotune.online.background import unhurried
-from autotune.online.message_layout import plan_shape
-from autotune.online.priors import Known
+from autotune.online.analytic_model import AnalyticModel, log_of, network_of
+from autotune.online.background import yielding
+from autotune.online.message_layout import layout_of
+from autotune.online.priors import Priors
 from autotune.online.window import Window
 from autotune.workloads.plan import Plan
 
-Singles = NDArray[np.float32]
+Float32s = NDArray[np.float32]
 
 FEATURES_VERSION = 1
-"""Other numbers, or the same in another order, are another version: weights belong to one."""
+"""Increased when the features or their order change. Weights are valid for one version only."""
 
 _QUARTERS = (0.25, 0.5, 0.75)
 
@@ -90,43 +90,43 @@ CANDIDATE_FEATURES = (
 )
 
 
-class Grid:
-    """Candidates with what of their numbers no window changes."""
+class FeatureTable:
+    """The candidates of a job. Holds the part of their features that is the same for all windows."""
 
-    def __init__(self, plans: Sequence[Plan], known: Known) -> None:
-        self.plans, self.known = tuple(plans), known
-        self._shapes = [plan_shape(plan, known.model) for plan in unhurried(self.plans)]
-        self._table = PlanTable(self.plans, self._shapes, known)
+    def __init__(self, plans: Sequence[Plan], priors: Priors) -> None:
+        self.plans, self.priors = tuple(plans), priors
+        layouts = [layout_of(plan, priors.model) for plan in yielding(self.plans)]
+        self._model = AnalyticModel(self.plans, layouts, priors)
 
-    def numbers(self, seen: Window) -> tuple[Singles, Singles]:
-        """The window's numbers, and a row for each candidate."""
-        running = PlanTable([seen.plan], [plan_shape(seen.plan, self.known.model)], self.known)
+    def features(self, seen: Window) -> tuple[Float32s, Float32s]:
+        """The features of a window, and one row of features per candidate."""
+        running = AnalyticModel([seen.plan], [layout_of(seen.plan, self.priors.model)], self.priors)
         network, unit_s = network_of(seen), seen.compute_s
         compute_s = max(unit_s - float(running.codec_s[0]), 0.1 * unit_s)
         before, after = (
-            table.guess(seen, running, network, compute_s, network.latency_s) for table in (running, self._table)
+            model.predict(seen, running, network, compute_s, network.latency_s) for model in (running, self._model)
         )
         plain, overlapped = (
-            [table.guess(seen, running, network, compute_s, latency_s)["step"] for table, latency_s in tables]
-            for tables in (
-                [(running, 0.0), (self._table, 0.0)],
-                [(table, table.hidden_latency_s(seen)) for table in (running, self._table)],
+            [model.predict(seen, running, network, compute_s, latency_s)["step"] for model, latency_s in cases]
+            for cases in (
+                [(running, 0.0), (self._model, 0.0)],
+                [(model, model.exposed_latency_s(seen)) for model in (running, self._model)],
             )
         )
         rows = np.column_stack(
             [
                 np.array([plan == seen.plan for plan in self.plans], np.float64),
-                self._table.flags,
-                self._table.is_shards != running.is_shards,
+                self._model.flags,
+                self._model.is_shards != running.is_shards,
                 log_of(after["collective"]),
-                self._table.ratio_log,
-                self._table.is_message_codec,
-                self._table.num_rounds,
-                log_of(self._table.codec_s / unit_s),
-                self._table.messages_log,
-                self._table.messages_log - running.messages_log,
+                self._model.ratio_log,
+                self._model.message_codec_share,
+                self._model.num_rounds,
+                log_of(self._model.codec_s / unit_s),
+                self._model.messages_log,
+                self._model.messages_log - running.messages_log,
                 log_of(after["largest"] / unit_s),
-                self._table.credit_parts_log,
+                self._model.credit_parts_log,
                 log_of(after["credit"] / unit_s),
                 log_of(after["wire"] / unit_s),
                 log_of(after["latencies"] / unit_s),
@@ -138,15 +138,15 @@ class Grid:
                 np.log(plain[0] / plain[1]),
             ]
         )
-        return window_numbers(seen, running, float(before["step"][0])), rows.astype(np.float32)
+        return window_features(seen, running, float(before["step"][0])), rows.astype(np.float32)
 
 
-def window_numbers(seen: Window, running: PlanTable, guessed_s: float) -> Singles:
-    """The numbers of `WINDOW_FEATURES`, in their order."""
-    network, model, unit_s = network_of(seen), seen.known.model, seen.compute_s
+def window_features(seen: Window, running: AnalyticModel, predicted_s: float) -> Float32s:
+    """The values of `WINDOW_FEATURES`, in their order. `predicted_s`: the analytic model's step time of the plan that runs."""
+    network, model, unit_s = network_of(seen), seen.priors.model, seen.compute_s
     computing = [rank.compute_s for rank in seen.computing]
     waits = [rank.wait_share for rank in seen.ranks]
-    gain = seen.known.shards_gain
+    gain = seen.priors.shards_gain
     values = [
         np.log(seen.step_s / unit_s),
         log_of(model.total_bytes / network.bytes_per_s / unit_s),
@@ -164,15 +164,15 @@ def window_numbers(seen: Window, running: PlanTable, guessed_s: float) -> Single
         seen.stalled_share,
         log_of(seen.queue_s / unit_s),
         log_of(seen.flight_s / unit_s),
-        np.log(seen.step_s / guessed_s),
+        np.log(seen.step_s / predicted_s),
         np.log(seen.world_size),
         seen.transport == "mpi",
         seen.transport == "nccl",
         gain is not None,
         np.log(gain or 1.0),
-        seen.known.message_s is not None,
-        log_of((seen.known.message_s or 0.0) / unit_s),
-        bool(seen.known.codec_s_per_byte),
+        seen.priors.message_s is not None,
+        log_of((seen.priors.message_s or 0.0) / unit_s),
+        bool(seen.priors.codec_s_per_byte),
         np.log(max(len(model.sizes_bytes), 1)),
         np.log(max(model.total_bytes, 1)) - 16,
         model.largest_share,

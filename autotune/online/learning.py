@@ -1,9 +1,9 @@
-"""How the meta-network learns: from many simulated windows once, and from what was measured while training.
+"""Training of the meta-network: once on many simulated windows, and then on the cases measured in a training run.
 
-Both minimise the Laplace likelihood |y - value|/scale + log scale of each head: a plain difference instead of its square,
-so that a few wild cases do not bend it. While training, a buffer keeps what was predicted and what was measured, and a few small
-steps follow each new case; what was learned before holds the weights back (L2-SP, Li et al. 2018), so that a handful of
-cases moves the guess for their kind and leaves the rest.
+Both minimise the negative log likelihood of a Laplace distribution, |y - value|/scale + log scale, of each head; it is
+robust to outliers. In a training run a buffer keeps the predicted and measured gains, and a few optimizer steps follow
+each new case. An L2 penalty on the distance to the previous weights (L2-SP, Li et al. 2018) limits the change, so that a
+few cases do not change predictions for other inputs.
 """
 
 from __future__ import annotations
@@ -17,55 +17,55 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autotune.online.features import Singles
+from autotune.online.features import Float32s
 from autotune.online.meta_network import STATE, MetaNetwork, checked
 
 BUFFER_CASES = 256
-_STEPS, _RATE, _HOLD = 20, 1e-3, 1e-2
-"""Of fine-tuning: steps after each case, their size, and how much the weights are held back."""
-_CASES_A_STEP = 32
+_STEPS, _RATE, _PENALTY = 20, 1e-3, 1e-2
+"""Of fine-tuning: optimizer steps per case, learning rate, and weight of the L2-SP penalty."""
+_BATCH_CASES = 32
 _LEAST_INPUT_SCALE = 0.05
-"""A number that hardly changed in training must not become huge when it does."""
+"""Lower limit of a feature's standard deviation: a feature that was nearly constant must not be scaled to huge values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Case:
-    """A candidate that was predicted in one window and measured in a later one."""
+    """A candidate with the gain predicted in one window and the gain measured in a later one."""
 
-    window: Singles
-    row: Singles
+    window: Float32s
+    row: Float32s
     predicted: float
     measured: float
-    """log(throughput / throughput of the plan that ran before)."""
+    """log(throughput / throughput of the previous plan)."""
 
 
 class Memory:
-    """The last cases, and the network that learns from them."""
+    """The last cases, and the network that is fine-tuned on them."""
 
     def __init__(self, network: MetaNetwork, *, seed: int = 0, num_learned: int = 0) -> None:
         self.network = network.copy()
         self.seed, self.num_learned = seed, num_learned
-        """How many cases were learned from, ever."""
+        """Cases learned from so far, including those that the buffer dropped."""
         self.cases: deque[Case] = deque(maxlen=BUFFER_CASES)
 
     def learn(self, case: Case) -> None:
-        """Keep a case and take a few small steps on the cases kept: the same ones for the same seed and history."""
+        """Add a case and fine-tune on the buffer. Deterministic for a seed and a sequence of cases."""
         self.cases.append(case)
         self.num_learned += 1
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.num_learned)
         batch = Batch.of(list(self.cases))
         draws = (
-            torch.randint(len(batch.measured), (min(_CASES_A_STEP, len(batch.measured)),), generator=generator)
+            torch.randint(len(batch.measured), (min(_BATCH_CASES, len(batch.measured)),), generator=generator)
             for _ in range(_STEPS)
         )
-        descend(self.network, ((batch.rows_at(chosen), _RATE) for chosen in draws), hold=_HOLD)
+        descend(self.network, ((batch.rows_at(chosen), _RATE) for chosen in draws), penalty=_PENALTY)
 
     def error(self) -> float:
-        """Mean of |predicted - measured| over the cases kept."""
+        """Mean of |predicted - measured| over the buffer."""
         return float(np.mean([abs(case.predicted - case.measured) for case in self.cases])) if self.cases else 0.0
 
     def to_bytes(self) -> bytes:
-        """Network and cases as safetensors, for whoever keeps them."""
+        """Network and cases as safetensors."""
         extra = {"seed": torch.tensor([self.seed, self.num_learned])}
         if self.cases:
             batch = Batch.of(list(self.cases))
@@ -77,7 +77,7 @@ class Memory:
 
     @classmethod
     def of_bytes(cls, content: bytes, where: str) -> Memory:
-        """From what `to_bytes` made; weights alone will do."""
+        """Read the output of `to_bytes`, or of `MetaNetwork.to_bytes`."""
         tensors = checked(content, where)
         seed, num_learned = tensors.get("seed", torch.zeros(2, dtype=torch.int64)).tolist()
         memory = cls(MetaNetwork.of_bytes(content, where), seed=seed, num_learned=num_learned)
@@ -92,13 +92,13 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Batch:
-    """Cases as tensors, one row each."""
+    """Cases as tensors, one row per case."""
 
     windows: Tensor
     rows: Tensor
     measured: Tensor
     weights: Tensor | None = None
-    """Of each head for each case: heads that learn from different draws disagree where there is little to learn from."""
+    """Bootstrap weight of each case for each head: the heads disagree where data is sparse."""
 
     @classmethod
     def of(cls, cases: list[Case]) -> Batch:
@@ -117,8 +117,8 @@ class Batch:
         )
 
 
-def descend(network: MetaNetwork, steps: Iterable[tuple[Batch, float]], *, hold: float = 0.0) -> None:
-    """A step of Adam on each batch at its rate, in place. `hold`: the pull back to where the weights were."""
+def descend(network: MetaNetwork, steps: Iterable[tuple[Batch, float]], *, penalty: float = 0.0) -> None:
+    """One step of Adam per batch at its learning rate, in place. `penalty`: weight of the distance to the initial weights."""
     learned = [tensor for name, tensor in network.tensors.items() if name not in STATE]
     before = [tensor.clone() for tensor in learned]
     for tensor in learned:
@@ -127,8 +127,9 @@ def descend(network: MetaNetwork, steps: Iterable[tuple[Batch, float]], *, hold:
     for batch, rate in steps:
         optimizer.param_groups[0]["lr"] = rate
         loss = misfit(network, batch)
-        if hold:
-            loss = loss + hold * torch.stack([((a - b) ** 2).sum() for a, b in zip(learned, before, strict=True)]).sum()
+        if penalty:
+            distances = [((a - b) ** 2).sum() for a, b in zip(learned, before, strict=True)]
+            loss = loss + penalty * torch.stack(distances).sum()
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()
@@ -137,14 +138,14 @@ def descend(network: MetaNetwork, steps: Iterable[tuple[Batch, float]], *, hold:
 
 
 def misfit(network: MetaNetwork, batch: Batch) -> Tensor:
-    """Mean over heads and cases of the Laplace likelihood's negative logarithm."""
+    """Negative log likelihood of the Laplace distribution, mean over heads and cases."""
     value, log_scale = network.forward(batch.windows, batch.rows)
     each = (batch.measured - value).abs() * (-log_scale).exp() + log_scale
     return (each * batch.weights).mean() if batch.weights is not None else each.mean()
 
 
 def pretrain(data: Batch, *, seed: int, epochs: int, batch_size: int = 1024, rate: float = 2e-3) -> MetaNetwork:
-    """A network from many cases: numbers brought to one scale, then epochs at a rate that falls to nothing."""
+    """Train a network on many cases: normalized features, a cosine learning rate that decays to 0."""
     network = MetaNetwork.cold(seed)
     for name, values in (("window", data.windows), ("row", data.rows)):
         network.tensors[f"{name}_mean"] = values.mean(dim=0)
@@ -157,6 +158,6 @@ def pretrain(data: Batch, *, seed: int, epochs: int, batch_size: int = 1024, rat
             order = torch.randperm(len(data.measured), generator=generator)
             yield from (data.rows_at(chosen) for chosen in order.split(batch_size))
 
-    falling = (rate * (1 + math.cos(math.pi * step / total)) / 2 for step in range(total))
-    descend(network, zip(batches(), falling, strict=True))
+    decaying = (rate * (1 + math.cos(math.pi * step / total)) / 2 for step in range(total))
+    descend(network, zip(batches(), decaying, strict=True))
     return network

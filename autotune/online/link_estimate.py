@@ -1,4 +1,4 @@
-"""What a controller knows of the links between hosts: as stated, as last looked at, and who should own shards by them."""
+"""An estimate of the links between hosts: as stated, updated by link probes, and the owner shares that follow from it."""
 
 from __future__ import annotations
 
@@ -7,83 +7,83 @@ from dataclasses import dataclass, replace
 
 from autotune.online.candidates import Candidates
 from autotune.online.link_state import changed_hosts, in_words, links_of, ranks_on, with_links
-from autotune.online.priors import Known, seconds_per_byte
+from autotune.online.priors import Priors, seconds_per_byte
 from autotune.online.window import Window
 from autotune.simulate.collectives import plan_shares
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.plan import CommPlan, Plan
 
-_STEPS_PER_LOOK = 10
-"""As many steps may send no more than a look does."""
+_STEPS_PER_PROBE = 10
+"""A link probe may send at most the bytes of this many steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sight:
-    """What a look has found."""
+class Finding:
+    """The result of a link probe, or another reason to evaluate candidates."""
 
     what: str
-    """In words."""
+    """One clause for the log."""
     ranks: tuple[int, ...]
-    """Whose links changed."""
+    """Ranks on hosts whose links changed."""
 
 
-class LinkView:
+class LinkEstimate:
     """The links of one job's hosts."""
 
-    def __init__(self, stated: Cluster, *, reowns: bool = True, look_bytes: int = 0) -> None:
-        """`reowns`: whether shards may get other owners. `look_bytes`: what a look puts on a link."""
-        self._stated, self._reowns, self._look_bytes = stated, reowns, look_bytes
+    def __init__(self, stated: Cluster, *, may_reown: bool = True, probe_bytes: int = 0) -> None:
+        """`may_reown`: whether owner shares may change. `probe_bytes`: bytes that a link probe puts on a link."""
+        self._stated, self._may_reown, self._probe_bytes = stated, may_reown, probe_bytes
         self.cluster = stated
-        """With links as last looked at."""
+        """The cluster with the links of the last link probe."""
         self.is_current = True
-        """Whether they are like that still, for all that is known."""
+        """False from a change of the network until the next link probe."""
         self.owners: tuple[float, ...] = ()
-        """Of shards, as links that were looked at call for."""
+        """Owner shares for the links of the last link probe; empty before one found a change."""
 
-    def can_look(self, seen: Window) -> bool:
-        """Whether there are links to look at, and a look is not far more than all that training itself asks of them."""
-        is_worth_it = self._look_bytes <= _STEPS_PER_LOOK * seen.wire_bytes
-        return is_worth_it and len(self.cluster.hosts) > 1 and seen.transport == "gloo"
+    def can_probe(self, seen: Window) -> bool:
+        """Whether there are links to probe, and a probe is cheap relative to what training sends."""
+        is_cheap = self._probe_bytes <= _STEPS_PER_PROBE * seen.wire_bytes
+        return is_cheap and len(self.cluster.hosts) > 1 and seen.transport == "gloo"
 
-    def take_in(self, arrivals: Sequence[Sequence[float]]) -> Sight:
-        """What ranks have received from one another just now, a row for each. Links that are not clearly others stay as they were."""
+    def update(self, arrivals: Sequence[Sequence[float]]) -> Finding:
+        """Apply a link probe: the receive speeds of every rank, one per round. Only links that clearly changed are updated."""
         before, hosts = self.cluster, self.cluster.host_of_rank
         firsts = [arrivals[hosts.index(host)] for host in range(len(before.hosts))]
         now = with_links(self._stated, links_of(firsts))
         ratios = changed_hosts(before, now)
-        kept = tuple(now.hosts[host] if host in ratios else old for host, old in enumerate(before.hosts))
-        self.cluster, self.is_current = replace(before, hosts=kept), True
-        if ratios and self._reowns:
+        updated = tuple(now.hosts[host] if host in ratios else old for host, old in enumerate(before.hosts))
+        self.cluster, self.is_current = replace(before, hosts=updated), True
+        if ratios and self._may_reown:
             self.owners = plan_shares(self.cluster)
-        return Sight(what=in_words(self.cluster, ratios), ranks=ranks_on(self.cluster, list(ratios)))
+        return Finding(what=in_words(self.cluster, ratios), ranks=ranks_on(self.cluster, list(ratios)))
 
-    def known(self, before: Known, running: CommPlan) -> Known:
-        """What was known, on these links."""
+    def updated_priors(self, before: Priors, running: CommPlan) -> Priors:
+        """The priors on these links."""
         return before.on_links(self.cluster, self._stated, running)
 
-    def owned(self, offered: Candidates, running: Plan) -> Candidates:
-        """Candidates whose shards are owned as the links call for, if they were looked at; what runs stays as it is."""
+    def owned(self, candidates: Candidates, running: Plan) -> Candidates:
+        """The candidates with the owner shares for these links; the running plan also stays as it is."""
         if not self.owners:
-            return offered
-        plans = [running if plan == running else self.with_owners(plan) for plan in (*offered.plans, running)]
-        return replace(offered, plans=tuple(dict.fromkeys([*plans, self.with_owners(running)])))
+            return candidates
+        plans = [running if plan == running else self.with_owners(plan) for plan in (*candidates.plans, running)]
+        return replace(candidates, plans=tuple(dict.fromkeys([*plans, self.with_owners(running)])))
 
     def with_owners(self, plan: Plan) -> Plan:
-        """A plan, with owners that the links call for if it has any."""
+        """A plan with the owner shares for these links, if its collective has owners."""
         if plan.comm.collective != "shards":
             return plan
         return replace(plan, comm=replace(plan.comm, shares=self.owners))
 
-    def owners_gain(self, seen: Window, known: Known) -> float:
-        """Share of a step that other owners of the shards that run would save: at most what is beyond computing."""
+    def owners_gain(self, seen: Window, priors: Priors) -> float:
+        """Share of a step that other owner shares would save for the plan that runs: at most the time beyond computing."""
         comm = seen.plan.comm
         if comm.collective != "shards" or self.owners in ((), comm.shares):
             return 0.0
-        ring_s, best = seconds_per_byte("ring", self.cluster), known.shards_gain or 1.0
-        saved_s = seen.wire_bytes * ring_s * (1 / known.collective_gain(comm) - 1 / best)
+        ring_s, best = seconds_per_byte("ring", self.cluster), priors.shards_gain or 1.0
+        saved_s = seen.wire_bytes * ring_s * (1 / priors.collective_gain(comm) - 1 / best)
         return min(saved_s / seen.step_s, beyond(seen))
 
 
 def beyond(seen: Window) -> float:
-    """Share of a step that the slowest rank does not compute."""
+    """Share of a step beyond the compute time of the slowest rank."""
     return max(1 - seen.compute_s / seen.step_s, 0.0)

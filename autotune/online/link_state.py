@@ -1,8 +1,8 @@
-"""Which links are not what they were: from what hosts have just received from one another.
+"""Changed links, from the receive speeds of a link probe.
 
-A message is as fast as the slower of its two links, so a link is at least as fast as the fastest message over it, and
-where any partner is fast, just that. Inputs: per host and round k, the speed at which it received from the k-th host
-before it. Output: a cluster whose hosts have these links, and words for those that changed.
+A message is as fast as the slower of its two links, so a link is at least as fast as the fastest message over it. The two
+are equal if any partner's link is as fast. Input: per host and round k, the speed at which the host received from the
+k-th host before it. Output: a cluster with these links, and a description of the links that changed.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from statistics import fmean
 from autotune.workloads.cluster import Cluster, Host, Link
 
 CHANGED = 1.3
-"""A link that carries so many times more or less than before is another one; less may be the error of a short look."""
+"""Ratio of bandwidths from which a link counts as changed; less may be the error of a short link probe."""
 ALIKE = 1.25
-"""Links that are found to differ by less are taken to be alike."""
+"""Ratio of bandwidths up to which links count as equal."""
 _MOST_NAMED = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
-    """Of a host's link, as a look has found it."""
+    """Bandwidths of a host's link, as a link probe measured them."""
 
     up_bytes_per_s: float
     down_bytes_per_s: float
@@ -34,7 +34,7 @@ class Speed:
 
 
 def links_of(arrivals: Sequence[Sequence[float]]) -> tuple[Speed, ...]:
-    """The links of hosts, from what each has received in each round."""
+    """The links of hosts, from the receive speed of each host in each round."""
     size, rounds = len(arrivals), range(len(arrivals[0]))
     ups = [max(arrivals[(host + number + 1) % size][number] for number in rounds) for host in range(size)]
     downs = [max(received) for received in arrivals]
@@ -45,7 +45,7 @@ def links_of(arrivals: Sequence[Sequence[float]]) -> tuple[Speed, ...]:
 
 
 def steadied(values: Sequence[float]) -> list[float]:
-    """Values that differ by no more than a short look may be wrong by are the same one: their mean."""
+    """Replace values that differ by no more than the error of a short link probe by their mean."""
     order = sorted(range(len(values)), key=lambda place: values[place])
     groups: list[list[int]] = []
     for place in order:
@@ -61,7 +61,7 @@ def steadied(values: Sequence[float]) -> list[float]:
 
 
 def with_links(cluster: Cluster, speeds: Sequence[Speed]) -> Cluster:
-    """The mix with links as they were found, none faster than stated, if that was; latencies stay."""
+    """The cluster with measured bandwidths, limited to the stated ones; latencies stay."""
     return replace(
         cluster, hosts=tuple(_with_link(host, speed) for host, speed in zip(cluster.hosts, speeds, strict=True))
     )
@@ -78,12 +78,14 @@ def _with_link(host: Host, speed: Speed) -> Host:
 
 
 def changed_hosts(before: Cluster, now: Cluster) -> dict[int, float]:
-    """Hosts whose links carry more or less than before, and how many times as much."""
+    """Hosts whose links changed, and the ratio of their bandwidths."""
     ratios = {}
     for index, (old, new) in enumerate(zip(before.hosts, now.hosts, strict=True)):
         if old.link is None or new.link is None:
             continue
-        ups, downs = (getattr(new.link, way) / getattr(old.link, way) for way in ("up_bytes_per_s", "down_bytes_per_s"))
+        ups, downs = (
+            getattr(new.link, name) / getattr(old.link, name) for name in ("up_bytes_per_s", "down_bytes_per_s")
+        )
         ratio = min(ups, downs, key=lambda value: min(value, 1 / value))
         if not 1 / CHANGED < ratio < CHANGED:
             ratios[index] = ratio
@@ -91,7 +93,7 @@ def changed_hosts(before: Cluster, now: Cluster) -> dict[int, float]:
 
 
 def in_words(cluster: Cluster, ratios: dict[int, float]) -> str:
-    """Which links changed, for a log."""
+    """Which links changed, as a clause for the log."""
     if not ratios:
         return "no link carries less than before"
     if len(ratios) == len(cluster.hosts):

@@ -1,4 +1,4 @@
-"""What is known of a job before its steps show anything: the model, and what profiles or the mix say of messages and links."""
+"""Prior knowledge of a job, before any step is measured: the model, and what profiles or the cluster file state of links."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from autotune.workloads.plan import CommPlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Known:
-    """What is known of a job beside what its steps show. Everything but the model may be unknown."""
+class Priors:
+    """Knowledge of a job that does not come from its steps. Everything except the model is optional."""
 
     model: ModelSizes
     shards_gain: float | None = None
-    """How many times longer a ring takes per byte than shards on the links as they were stated, profiled or looked at."""
+    """Seconds per byte of a ring over those of owner shards, on the links as stated, profiled or probed."""
     other_owners: Mapping[tuple[float, ...], float] = field(default_factory=dict)
-    """The same for shards whose owners these links do not call for, by their shares."""
+    """The same for owner shards with other shares than these links require, by shares."""
     message_s: float | None = None
-    """What a collective takes however few its bytes, as profiled or as windows of other plans have shown."""
+    """Fixed seconds of a collective, as profiled."""
     codec_s_per_byte: Mapping[str, float] = field(default_factory=dict)
-    """Encoding and decoding on the slowest rank, per byte of gradients, as profiled."""
+    """Encoding plus decoding on the slowest rank, per byte of gradients, as profiled."""
 
     def collective_gain(self, comm: CommPlan) -> float:
-        """How many times longer a ring takes per byte than a plan's collective; 1 where nobody knows."""
+        """Seconds per byte of a ring over those of a plan's collective; 1 if not known."""
         if comm.collective != "shards":
             return 1.0
         return self.other_owners.get(comm.shares, self.shards_gain or 1.0)
 
-    def on_links(self, now: Cluster, stated: Cluster, running: CommPlan) -> Known:
-        """The same where links are as in `now`, while a plan runs that was made for others."""
+    def on_links(self, now: Cluster, stated: Cluster, running: CommPlan) -> Priors:
+        """The same priors on the links of `now`, while a plan runs whose owner shares were chosen for the stated links."""
         ring_s = seconds_per_byte("ring", now)
         stale = {(): plan_shares(stated), running.shares: running.shares or plan_shares(stated)}
         return replace(
@@ -49,14 +49,14 @@ class Known:
         )
 
 
-def known_of(graph: OpGraph, costs: Costs | None, transport: str) -> Known:
-    """All that a cost model says; of a job without one, the model alone."""
+def priors_of(graph: OpGraph, costs: Costs | None, transport: str) -> Priors:
+    """Priors from a cost model; without one, the model only."""
     model = ModelSizes.of(graph)
     if costs is None:
-        return Known(model=model)
+        return Priors(model=model)
     overhead = costs.transports.get(transport)
     latency_s = all_reduce_latency_s("ring", costs.cluster)
-    return Known(
+    return Priors(
         model=model,
         shards_gain=shards_gain(costs.cluster),
         message_s=float(overhead.overhead(np.zeros(1))[0]) + latency_s if overhead is not None else latency_s or None,
@@ -68,13 +68,13 @@ def known_of(graph: OpGraph, costs: Costs | None, transport: str) -> Known:
 
 
 def shards_gain(cluster: Cluster) -> float | None:
-    """How many times longer a ring takes per byte than shards; None where links are not stated."""
+    """Seconds per byte of a ring over those of owner shards; None if the cluster states no links."""
     ring_s, shards_s = (seconds_per_byte(kind, cluster) for kind in ("ring", "shards"))
     return ring_s / shards_s if ring_s > 0 and shards_s > 0 else None
 
 
 def seconds_per_byte(kind: str, cluster: Cluster) -> float:
-    """Of an all-reduce, on the link that takes longest; 0 where no link is stated."""
+    """Seconds per byte of an all-reduce on its slowest link; 0 if the cluster states no links."""
     return _slowest_s(all_reduce_loads(kind, cluster, 1.0), cluster)
 
 

@@ -1,4 +1,4 @@
-"""What ranks would report of a simulated step: the same `StepStats` that a run sends, so that both make the same windows."""
+"""The `StepStats` of a simulated step: simulated and measured steps make the same windows."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from autotune.profilers.step_stats import Part, PartSums, StepStats
-from autotune.simulate.engine import Floats
 from autotune.simulate.layout import BACKWARD, ENCODE, FORWARD, SEND
 from autotune.simulate.spans import Simulated
+from autotune.simulate.task_graph import Floats
 from autotune.workloads.plan import Plan
 
 
 def simulated_step(simulated: Simulated, plan: Plan, wire_bytes: Sequence[float], *, step: int = 0) -> list[StepStats]:
-    """The last simulated step of a data-parallel plan, by rank. `wire_bytes`: of each unit."""
+    """The last simulated step of a data-parallel plan, by rank. `wire_bytes`: of each message."""
     labels, num_ranks = simulated.labels, len(plan.batch.samples)
     is_last = labels.step == simulated.num_steps - 1
     step_s = simulated.step_s
@@ -22,7 +22,7 @@ def simulated_step(simulated: Simulated, plan: Plan, wire_bytes: Sequence[float]
     busy_s = _seconds(simulated, is_last & (labels.rank >= 0), num_ranks)
     forward_s = _seconds(simulated, is_last & (labels.kind == FORWARD), num_ranks)
     backward_s = _seconds(simulated, is_last & ((labels.kind == BACKWARD) | (labels.kind == ENCODE)), num_ranks)
-    crosses = plan.comm.reducer == "scheduled" and plan.comm.crosses_steps
+    crosses = plan.comm.overlaps_steps
     return [
         StepStats(
             rank=rank,
@@ -33,7 +33,7 @@ def simulated_step(simulated: Simulated, plan: Plan, wire_bytes: Sequence[float]
             forward_s=float(forward_s[rank]),
             backward_s=float(backward_s[rank]),
             wait_s=max(step_s - float(busy_s[rank]), 0.0),
-            # Where steps cross nothing waits behind the backward pass.
+            # With cross-step overlap all waiting is in the forward pass.
             stalled_s=max(step_s - float(busy_s[rank]), 0.0) if crosses else 0.0,
             parts=sums[rank],
         )
@@ -42,7 +42,7 @@ def simulated_step(simulated: Simulated, plan: Plan, wire_bytes: Sequence[float]
 
 
 def _seconds(simulated: Simulated, chosen: np.ndarray, num_ranks: int) -> Floats:
-    """Of the chosen tasks, by rank."""
+    """Seconds of the chosen tasks, by rank."""
     ranks, seconds = simulated.labels.rank[chosen], simulated.tasks.seconds[chosen]
     return np.bincount(ranks, weights=seconds, minlength=num_ranks).astype(np.float64)
 
@@ -56,8 +56,8 @@ def _part_sums(
     chosen = (labels.kind[targets] == SEND) & is_last[targets]
     sources, targets = sources[chosen], targets[chosen]
     ready_s, end_s, num_bytes = run.end_s[sources], run.end_s[targets], wire_bytes[labels.index[targets]]
-    # Under a schedule a rank posts what was granted; otherwise it posts what it has, and waits for the others in there.
-    posted_s = run.start_s[targets] if plan.comm.reducer == "scheduled" else ready_s
+    # With a schedule a rank posts a message when it is scheduled; otherwise when it is ready, and then waits for the others.
+    posted_s = run.start_s[targets] if plan.comm.is_scheduled else ready_s
     by_rank: list[list[Part]] = [[] for _ in range(num_ranks)]
     columns = (labels.rank[sources], num_bytes, ready_s, posted_s, end_s)
     for rank, *values in zip(*(column.tolist() for column in columns), strict=True):

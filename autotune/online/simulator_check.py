@@ -1,7 +1,8 @@
-"""What the simulator thinks of candidates, where there is a cost model: devices as fast as the window shows, links as last looked at.
+"""The simulator check: the simulated gain of every candidate, for jobs with a cost model.
 
-On simulated data it orders plans better than the meta-network, whose guesses it is averaged with (docs/online.md); where the two
-disagree, that is a doubt. It takes some milliseconds for all candidates, and is asked only when something has changed.
+The simulator runs with the device speeds of the window and the links of the last link probe. On simulated data it ranks
+plans better than the meta-network (docs/online.md). The two predictions are averaged, and their difference adds to the
+spread. A check of all candidates takes some milliseconds and runs only after a change.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from autotune.online.background import unhurried
-from autotune.online.meta_network import Guess
+from autotune.online.background import yielding
+from autotune.online.meta_network import GainEstimate
 from autotune.online.simulated_steps import simulated_step
 from autotune.online.window import Window
 from autotune.results.store.record import WorkloadInfo
@@ -26,23 +27,23 @@ from autotune.workloads.scenario import at_speed
 from autotune.workloads.workload import PLAIN_LOOP, Loop
 
 _ALIKE = 0.02
-"""Devices that are off by less are as the cost model has them."""
+"""Log speed ratio below which devices count as unchanged."""
 
 
-class SecondOpinion:
-    """Of one job, whose devices' speeds are stated."""
+class SimulatorCheck:
+    """The simulator of one job with stated device speeds."""
 
     def __init__(self, info: WorkloadInfo, graph: OpGraph, loop: Loop = PLAIN_LOOP) -> None:
         self._info, self._graph, self._loop = info, graph, loop
 
     def gains(self, plans: Sequence[Plan], seen: Window, cluster: Cluster) -> list[float]:
-        """log(throughput / throughput of what runs) of each plan."""
+        """log(throughput / throughput of the running plan), of each plan."""
         simulator = self._simulator(self.as_seen(cluster, seen))
         now_s = simulator.step_s(seen.plan)
-        return [math.log(now_s / simulator.step_s(plan)) for plan in unhurried(plans)]
+        return [math.log(now_s / simulator.step_s(plan)) for plan in yielding(plans)]
 
     def as_seen(self, cluster: Cluster, seen: Window) -> Cluster:
-        """The mix with devices that compute as long as the window shows."""
+        """The cluster with the device speeds of the window."""
         simulator, plan = self._simulator(cluster), seen.plan
         expected = simulated_step(simulator.simulate(plan), plan, simulator.wire_bytes(plan))
         speeds = [
@@ -56,7 +57,7 @@ class SecondOpinion:
         return replace(cluster, hosts=hosts)
 
     def warm_up(self, plan: Plan, cluster: Cluster) -> None:
-        """Have everything compiled before anybody waits for it."""
+        """Compile the simulator before its first use."""
         self._simulator(cluster).step_s(plan)
 
     def _simulator(self, cluster: Cluster) -> Simulator:
@@ -67,7 +68,11 @@ def _next(devices: Iterator[Device], count: int) -> tuple[Device, ...]:
     return tuple(next(devices) for _ in range(count))
 
 
-def averaged(guess: Guess, gains: Sequence[float]) -> Guess:
-    """Both opinions; how far they are apart adds to the doubt."""
+def averaged(estimate: GainEstimate, gains: Sequence[float]) -> GainEstimate:
+    """The mean of both predictions; their difference adds to the spread."""
     other = np.asarray(gains, np.float64)
-    return replace(guess, mean=(guess.mean + other) / 2, spread=guess.spread / 2 + np.abs(guess.mean - other) / 2)
+    return replace(
+        estimate,
+        mean=(estimate.mean + other) / 2,
+        spread=estimate.spread / 2 + np.abs(estimate.mean - other) / 2,
+    )

@@ -1,8 +1,8 @@
-"""What a window of 5 to 10 steps shows: how fast the network and the ranks are, and where time is lost.
+"""Statistics of a window of 5 to 10 steps: the speeds of the network and the ranks, and where time is lost.
 
-Made of the `StepStats` that every rank sends. A collective lasts until the last rank has joined, so a rank that is early
-sees the others' lateness in its own seconds: of each step the rank that spent least on its parts is believed. Steps that
-took more than twice the usual are left out of the fit, so that one disturbance does not bend it.
+Input: the `StepStats` of every rank. A collective lasts until the last rank has joined, so an early rank's times include
+its wait for the others. The network is therefore fitted to the rank with the least communication time of each step.
+Steps that took more than twice the median are left out of the fit.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from autotune.online.priors import Known
+from autotune.online.priors import Priors
 from autotune.profilers.step_stats import PartSums, StepStats
 from autotune.workloads.errors import SpecError
 from autotune.workloads.plan import Plan
 
 FEWEST_STEPS = 1
 _DISTURBED = 2.0
-"""A step whose parts took so many times the usual says little about the network."""
+"""A step whose messages took this many times the median is left out of the fit."""
 _SPREAD = 1e-9
-"""Sizes that differ by less tell nothing about the latency."""
+"""Relative variance of message sizes below which the latency cannot be fitted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """t = latency + bytes / bandwidth, as collectives of the plan that ran saw it."""
+    """t = latency + bytes / bandwidth, of the collectives of the plan that ran."""
 
     bytes_per_s: float
     latency_s: float
@@ -44,7 +44,7 @@ class RankWindow:
     backward_s: float
     backward_p95_s: float
     wait_share: float
-    """Of its steps."""
+    """Share of its step time spent waiting."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,24 +52,24 @@ class Window:
     """The statistics of a window."""
 
     plan: Plan
-    """By which the steps were made."""
-    known: Known
+    """The plan of the steps."""
+    priors: Priors
     num_steps: int
     step_s: float
-    """Median over the steps of the slowest rank's."""
+    """Median over steps of the slowest rank's step time."""
     ranks: tuple[RankWindow, ...]
     network: Network | None
-    """None where nothing was sent or noted."""
+    """None if nothing was sent."""
     num_parts: float
     """Per step."""
     wire_bytes: float
     """Per step."""
     queue_s: float
-    """Of a part, from being ready to being posted: for other ranks, for credit, for its turn."""
+    """Of a message, from ready to posted: it waits for other ranks, for credit, and for messages of higher priority."""
     flight_s: float
-    """Of a part."""
+    """Of a message."""
     stalled_share: float
-    """Of the steps, the mean over ranks: waiting for parameters in the forward pass."""
+    """Share of the step time that the forward pass waits for parameters, mean over ranks."""
 
     @property
     def world_size(self) -> int:
@@ -85,7 +85,7 @@ class Window:
 
     @property
     def computing(self) -> tuple[RankWindow, ...]:
-        """The ranks that had anything to do: a rank without samples only waits."""
+        """The ranks with samples; a rank without samples only waits."""
         return tuple(rank for rank in self.ranks if rank.compute_s > 0 and rank.samples > 0)
 
     @property
@@ -100,15 +100,15 @@ class Window:
 
     @property
     def communication_ratio(self) -> float:
-        """Seconds that the network is in use per second of the slowest rank's computing."""
+        """Seconds of network use per second of the slowest rank's compute time."""
         if self.network is None:
             return 0.0
         busy_s = self.wire_bytes / self.network.bytes_per_s + self.num_parts * self.network.latency_s
         return busy_s / self.compute_s
 
 
-def window(observed: Sequence[StepStats], plan: Plan, known: Known) -> Window:
-    """The statistics of the steps observed, all under one plan, in whatever order they came."""
+def window(observed: Sequence[StepStats], plan: Plan, priors: Priors) -> Window:
+    """The statistics of steps under one plan; the order of `observed` does not matter."""
     steps, ranks = _by(observed, "step"), _by(observed, "rank")
     num_ranks = len(plan.batch.samples)
     if len(steps) < FEWEST_STEPS or len(observed) != len(steps) * num_ranks or len(ranks) != num_ranks:
@@ -120,11 +120,11 @@ def window(observed: Sequence[StepStats], plan: Plan, known: Known) -> Window:
     num_parts = sum(part.num_parts for part in parts)
     return Window(
         plan=plan,
-        known=known,
+        priors=priors,
         num_steps=len(steps),
         step_s=median(max(entry.step_s for entry in entries) for entries in steps.values()),
         ranks=tuple(_rank_window(ranks[rank]) for rank in sorted(ranks)),
-        network=fit_network([_least_delayed(entries) for entries in steps.values()], known.message_s),
+        network=fit_network([_least_delayed(entries) for entries in steps.values()], priors.message_s),
         num_parts=num_parts / len(observed),
         wire_bytes=sum(part.num_bytes for part in parts) / len(observed),
         queue_s=sum(part.queue_s for part in parts) / max(num_parts, 1),
@@ -134,9 +134,10 @@ def window(observed: Sequence[StepStats], plan: Plan, known: Known) -> Window:
 
 
 def fit_network(steps: Sequence[PartSums], message_s: float | None = None) -> Network | None:
-    """Latency and bandwidth from the sums of several steps: least squares over the steps that were not disturbed.
+    """Latency and bandwidth from the sums of several steps, by least squares over the steps that were not disturbed.
 
-    Where sizes do not differ, or the line would be below zero somewhere, its latency is `message_s`; not known, nothing.
+    If message sizes do not differ, or the fitted line has a negative coefficient, the latency is `message_s`, or 0 if
+    that is not known.
     """
     usual_s = median(sums.service_s for sums in steps) if steps else 0.0
     total = PartSums()
@@ -157,7 +158,7 @@ def fit_network(steps: Sequence[PartSums], message_s: float | None = None) -> Ne
 
 
 def _least_delayed(entries: Sequence[StepStats]) -> PartSums:
-    """Of the rank that waited least for others."""
+    """The sums of the rank that waited least for others."""
     return min((entry.parts for entry in entries), key=lambda sums: sums.service_s)
 
 
@@ -175,7 +176,7 @@ def _rank_window(entries: Sequence[StepStats]) -> RankWindow:
 
 
 def _p95(values: Sequence[float]) -> float:
-    """The value that 95 in 100 do not pass; of few values the largest."""
+    """The 95th percentile; of few values the largest."""
     ordered = sorted(values)
     return ordered[min(math.ceil(0.95 * len(ordered)), len(ordered)) - 1]
 

@@ -1,1 +1,1 @@
-"""Which ops run on which ranks: stages of a pipeline, cut to suit the devices."""
+"""Placement: which ops run on which ranks, as stages of a pipeline."""

@@ -1,4 +1,4 @@
-"""What the ops of a chain cost on each device, for one micro-batch: what a cut into stages is judged by."""
+"""Costs of the ops of a chain on each device, for one micro-batch: the input of every search for a cut into stages."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 
 from autotune.simulate.collectives import hop_latency_s, hop_loads
 from autotune.simulate.cost_tables import Costs
-from autotune.simulate.engine import Floats
-from autotune.simulate.pipeline import crossing_bytes, pass_costs
-from autotune.workloads.blocks import FORWARD, INPUT, WEIGHT, Block, BlockGraph
+from autotune.simulate.pipeline import boundary_bytes, pass_costs
+from autotune.simulate.task_graph import Floats
+from autotune.workloads.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, Block, BlockGraph
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.errors import SpecError
 from autotune.workloads.graph import OpGraph
+from autotune.workloads.pass_names import pass_name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +29,7 @@ class StageCosts:
     weight_s: Floats
     """Backward: gradients of the weights."""
     boundary_bytes: Floats
-    """Per op: what crosses if a stage begins there; the same comes back as gradients."""
+    """Per op: bytes sent to a stage that begins there; backward returns as many bytes of gradients."""
     saved_bytes: Floats
     """Per op: held from forward to backward."""
     held_bytes: Floats
@@ -58,7 +59,7 @@ class StageCosts:
         return float(self.latency_s[source, target]) + self.busy_s(source, target, first_op)
 
     def busy_s(self, source: int, target: int, first_op: int) -> float:
-        """The time that it takes of the link."""
+        """Seconds that the transfer occupies the link."""
         return float(self.boundary_bytes[first_op] * self.seconds_per_byte[source, target])
 
 
@@ -71,11 +72,11 @@ class Cut:
 
 
 def stage_costs(graph: OpGraph, costs: Costs, samples: float) -> StageCosts:
-    """Costs of micro-batches of so many samples."""
+    """Costs of a micro-batch of `samples` samples."""
     passes = pass_costs(graph, costs, np.full(len(costs.cluster.devices), float(samples)))
     params = np.array([op.param_bytes for op in graph.ops], np.float64)
     share = graph.held_bytes / graph.param_bytes if graph.param_bytes else 0.0
-    boundary = [0.0, *(crossing_bytes(graph, first) for first in range(1, len(graph.ops)))]
+    boundary = [0.0, *(boundary_bytes(graph, first) for first in range(1, len(graph.ops)))]
     latency_s, per_byte_s = _links(costs.cluster)
     return StageCosts(
         forward_s=passes[FORWARD],
@@ -91,7 +92,7 @@ def stage_costs(graph: OpGraph, costs: Costs, samples: float) -> StageCosts:
 
 
 def at_cuts(costs: StageCosts, first_ops: Sequence[int]) -> StageCosts:
-    """The same where stages may begin at these ops only (the first is 0): ops between two of them are one."""
+    """The costs with stages that begin at these ops only (the first is 0): the ops between two of them are merged."""
     starts = np.array(first_ops)
 
     def summed(table: Floats) -> Floats:
@@ -110,7 +111,7 @@ def at_cuts(costs: StageCosts, first_ops: Sequence[int]) -> StageCosts:
 
 
 def cut_blocks(costs: StageCosts, cut: Cut) -> BlockGraph:
-    """The blocks of a cut. A pair of devices that several boundaries cross pays the dearest of them at each."""
+    """The blocks of a cut. Where several boundaries lie between one pair of devices, each pays the most expensive of them."""
     if len(set(cut.first_ops)) != len(cut.first_ops) or cut.first_ops[0] != 0 or len(cut.devices) != len(cut.first_ops):
         raise SpecError(
             f"stages begin at ops {cut.first_ops} on devices {cut.devices}: the first at 0, each on a device"
@@ -122,12 +123,14 @@ def cut_blocks(costs: StageCosts, cut: Cut) -> BlockGraph:
         saved = float(costs.saved_bytes[first:end].sum())
         after = (blocks[-1].name,) if blocks else ()
         seconds = float(costs.forward_s[device, first:end].sum())
-        blocks.append(Block(name=f"f{number}", devices=(device,), seconds=seconds, memory=saved, after=after))
+        blocks.append(
+            Block(name=pass_name(FORWARD, number), devices=(device,), seconds=seconds, memory=saved, after=after)
+        )
     for number, (first, end, device) in reversed(list(enumerate(stages))):
         parts = (float(costs.input_s[device, first:end].sum()), float(costs.weight_s[device, first:end].sum()))
         blocks.append(
             Block(
-                name=f"b{number}",
+                name=pass_name(BACKWARD, number),
                 devices=(device,),
                 seconds=sum(parts),
                 memory=-blocks[number].memory,
@@ -144,7 +147,7 @@ def cut_blocks(costs: StageCosts, cut: Cut) -> BlockGraph:
 
 
 def _left(costs: StageCosts, stages: Sequence[tuple[int, int, int]]) -> tuple[float, ...]:
-    """What a device has left for activations."""
+    """Memory of each device that is free for activations."""
     held = [0.0] * costs.num_devices
     for first, end, device in stages:
         held[device] += float(costs.held_bytes[first:end].sum())
@@ -160,7 +163,7 @@ def _link_table(costs: StageCosts, cut: Cut) -> tuple[tuple[float, ...], ...]:
 
 
 def _links(cluster: Cluster) -> tuple[Floats, Floats]:
-    """Latency, and seconds a byte by the narrower of uplink and downlink; free within a host."""
+    """Latency, and seconds per byte of the slower of uplink and downlink; 0 within a host."""
     size = len(cluster.devices)
     latency_s, per_byte_s = np.zeros((size, size)), np.zeros((size, size))
     for source in range(size):

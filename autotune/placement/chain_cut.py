@@ -1,13 +1,13 @@
 """Where to cut a chain of ops into stages, on which devices, and into how many micro-batches.
 
-With N micro-batches a pipeline takes about (N-1)·(time that the busiest stage or link needs for one) + (way of one micro-batch
-through all stages and links). For a limit on the first the second is a shortest path over (ops done, devices used, last device): dynamic programming,
-exact, with devices that are alike counted instead of named. Going down through the limits that matter gives the minimum
-of the sum. PipeDream and Alpa do the same for the busiest stage alone. Where too many devices differ, the same is done for some
-orders of the devices instead of all.
+With N micro-batches a pipeline takes about (N-1)·(time of the bottleneck stage or link per micro-batch) + (latency of one
+micro-batch through all stages and links). For a limit on the first term, the second is a shortest path over (ops done, devices
+used, last device): exact dynamic programming, where equal devices are counted by class. The minimum of the sum follows from
+all limits that can change the path. PipeDream and Alpa do the same for the bottleneck stage alone. Where too many devices
+differ, some orders of the devices are tried instead of all.
 
-That estimate knows no memory but that of one micro-batch, and no bubbles: so cuts for several numbers of micro-batches, and
-their neighbours, are judged by real schedules (the portfolio), and the best is what the search then starts from.
+The estimate includes the memory of one micro-batch only, and no bubbles. Therefore cuts for several numbers of micro-batches,
+and their neighbours, are compared by real schedules (the portfolio), and the search starts from the best.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def best_cut(
 ) -> Judged:
     """The best cut over the numbers of micro-batches: the exact one of each by the estimate, then neighbours by schedule.
 
-    `num_stages`: exactly so many, if that is given.
+    `num_stages`: the exact number of stages, if given.
     """
     judged = []
     for count in counts:
@@ -61,8 +61,8 @@ def best_cut(
 
 
 def cuts(costs: StageCosts, count: int, num_stages: int | None = None) -> list[Cut]:
-    """The best ones by the estimate, and that with the best turns: a stage of S that has sent S micro-batches on, as in 1F1B, waits for the
-    first to come back. Where devices differ in too many ways to look at all choices, the best of some orders.
+    """The best cuts by the estimate, and the cut with the shortest round trip: in 1F1B a stage of S that has sent S
+    micro-batches waits for the first one's gradient. Where the devices allow too many choices, the best of some orders.
     """
     if num_states(costs) <= _MOST_STATES:
         found = _front(costs, count, Paths(costs, num_stages).shortest)
@@ -78,7 +78,7 @@ def cuts(costs: StageCosts, count: int, num_stages: int | None = None) -> list[C
 
 
 def _orders(costs: StageCosts, num_stages: int | None) -> Iterator[tuple[int, ...]]:
-    """The fastest devices as they stand, and the fastest or the slowest of them first."""
+    """The fastest devices in the given order, sorted fastest first, and slowest first."""
     by_speed = sorted(range(costs.num_devices), key=lambda device: float(costs.work_s(device).sum()))
     for size in (num_stages,) if num_stages else range(1, min(costs.num_devices, costs.num_ops) + 1):
         chosen = by_speed[:size]
@@ -99,7 +99,7 @@ def judge(costs: StageCosts, cut: Cut, count: int) -> Judged | None:
 
 
 def estimate_s(costs: StageCosts, cut: Cut, count: int) -> float:
-    """(N-1)·(busiest stage or link) + (way through all stages and links, there and back)."""
+    """(N-1)·(bottleneck stage or link) + (latency of one micro-batch, forward and backward)."""
     return (count - 1) * _busiest(costs, cut) + _way_s(costs, cut)
 
 
@@ -123,8 +123,8 @@ def _least(costs: StageCosts, count: int, found: Sequence[Cut]) -> Cut | None:
 
 
 def _front(costs: StageCosts, count: int, shortest: Callable[[float], tuple[float, Cut] | None]) -> list[Cut]:
-    """Down through the limits on the busiest stage or link that matter, as long as the way of one micro-batch leaves hope: from the
-    cut with the shortest way to that of least estimate, and some beyond.
+    """Cuts for decreasing limits on the bottleneck, from the cut of least latency to that of least estimate and some beyond,
+    while the latency of one micro-batch allows an improvement.
     """
     found, least_s, limit_s = list[Cut](), math.inf, math.inf
     reached = shortest(limit_s)
@@ -140,7 +140,7 @@ def _front(costs: StageCosts, count: int, shortest: Callable[[float], tuple[floa
 
 
 def _busiest(costs: StageCosts, cut: Cut) -> float:
-    """The time that one micro-batch takes of the stage or link it takes most of; links go both ways at once."""
+    """Seconds of one micro-batch on the bottleneck stage or link; links are full duplex."""
     return max([*_works(costs, cut), *(costs.busy_s(a, b, first) for first, a, b in _hops(cut))])
 
 
@@ -154,14 +154,14 @@ def _works(costs: StageCosts, cut: Cut) -> list[float]:
 
 
 def _hops(cut: Cut) -> Iterator[tuple[int, int, int]]:
-    """Between stages, there and back: the later one's first op, source, target."""
+    """Hops between stages in both directions: the later stage's first op, source, target."""
     for first, a, b in zip(cut.first_ops[1:], cut.devices, cut.devices[1:], strict=False):
         yield first, a, b
         yield first, b, a
 
 
 def _climb(costs: StageCosts, best: Judged, max_moves: int) -> Judged:
-    """Boundaries moved by one op as long as the schedule gets shorter."""
+    """Local search: boundaries move by one op while the schedule gets shorter."""
     moves = 0
     while moves < max_moves:
         better = None

@@ -1,7 +1,6 @@
-"""Shortest ways of one micro-batch through stages, by dynamic programming over (ops done, devices used, last device).
+"""Shortest paths of one micro-batch through stages, by dynamic programming over (ops done, devices used, last device).
 
-Devices that could change places without anything changing are counted instead of named. The estimate and what is done with the ways
-is in `schedule.cut`.
+Interchangeable devices form a class and are counted. The estimate that uses the paths is in `autotune.placement.chain_cut`.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from autotune.placement.chain_costs import Cut, StageCosts
-from autotune.simulate.engine import Floats
+from autotune.simulate.task_graph import Floats
 
 State = tuple[int, ...]
 """Devices used, per class."""
 
 
 def num_states(costs: StageCosts) -> int:
-    """How many choices of devices a search for a cut looks at: more than thousands take long."""
+    """The most choices of devices that a search for a cut visits; more take long."""
     return math.prod(len(one) + 1 for one in _classes(costs))
 
 
 class Paths:
-    """Shortest ways of one micro-batch, with no stage and no link busy for longer than a limit."""
+    """Shortest paths of one micro-batch, with no stage and no link busy for longer than a limit."""
 
     def __init__(self, costs: StageCosts, num_stages: int | None = None) -> None:
         self._costs, self._num_stages = costs, num_stages
@@ -37,17 +36,17 @@ class Paths:
     def shortest(self, limit_s: float) -> tuple[float, Cut] | None:
         num_ops = self._costs.num_ops
         start = (0,) * len(self._classes)
-        ways: dict[State, dict[int, Floats]] = {start: {-1: np.where(np.arange(num_ops + 1) == 0, 0.0, np.inf)}}
+        paths: dict[State, dict[int, Floats]] = {start: {-1: np.where(np.arange(num_ops + 1) == 0, 0.0, np.inf)}}
         came: dict[tuple[State, int], tuple[list[int], Floats, Floats]] = {}
         least: tuple[float, State, int] = (math.inf, start, -1)
         for state in self._states():
             may_end = self._num_stages in (None, sum(state))
-            for last, way in ways.get(state, {}).items():
-                if may_end and last >= 0 and way[num_ops] < least[0]:
-                    least = (float(way[num_ops]), state, last)
+            for last, path in paths.get(state, {}).items():
+                if may_end and last >= 0 and path[num_ops] < least[0]:
+                    least = (float(path[num_ops]), state, last)
             for kind in range(len(self._classes)):
-                if state in ways and state[kind] < len(self._classes[kind]):
-                    self._extend(ways, came, state, kind, limit_s)
+                if state in paths and state[kind] < len(self._classes[kind]):
+                    self._extend(paths, came, state, kind, limit_s)
         if least[0] == math.inf:
             return None
         return least[0], self._trace(came, least[1], least[2])
@@ -55,38 +54,38 @@ class Paths:
     def along(self, devices: Sequence[int], limit_s: float) -> tuple[float, Cut] | None:
         """The same for devices in a given order, all of them."""
         num_ops, costs = self._costs.num_ops, self._costs
-        way = np.where(np.arange(num_ops + 1) == 0, 0.0, np.inf)
+        path = np.where(np.arange(num_ops + 1) == 0, 0.0, np.inf)
         firsts = []
         for place, device in enumerate(devices):
             kind = next(kind for kind, alike in enumerate(self._classes) if device in alike)
-            arrived = way + (_hop(costs, devices[place - 1], device, limit_s) if place else 0.0)
+            arrived = path + (_hop(costs, devices[place - 1], device, limit_s) if place else 0.0)
             allowed = self._fits[kind] & (self._work[kind] <= limit_s)
             total = np.where(allowed, arrived[:, None] + self._work[kind], np.inf)
             firsts.append(total.argmin(axis=0))
-            way = total.min(axis=0)
-        if way[num_ops] == np.inf:
+            path = total.min(axis=0)
+        if path[num_ops] == np.inf:
             return None
         first_ops, end = [], num_ops
         for first in reversed(firsts):
             end = int(first[end])
             first_ops.append(end)
-        return float(way[num_ops]), Cut(first_ops=tuple(reversed(first_ops)), devices=tuple(devices))
+        return float(path[num_ops]), Cut(first_ops=tuple(reversed(first_ops)), devices=tuple(devices))
 
-    def _extend(self, ways: dict, came: dict, state: State, kind: int, limit_s: float) -> None:  # type: ignore[type-arg]
+    def _extend(self, paths: dict, came: dict, state: State, kind: int, limit_s: float) -> None:  # type: ignore[type-arg]
         """One more stage, on a device of a class."""
-        lasts = sorted(ways[state])
-        arrivals = np.stack([ways[state][last] + self._hop(last, kind, state, limit_s) for last in lasts])
+        lasts = sorted(paths[state])
+        arrivals = np.stack([paths[state][last] + self._hop(last, kind, state, limit_s) for last in lasts])
         from_last = arrivals.argmin(axis=0)
         arrived = arrivals.min(axis=0)
         allowed = self._fits[kind] & (self._work[kind] <= limit_s)
         total = np.where(allowed, arrived[:, None] + self._work[kind], np.inf)
         into = tuple(used + (index == kind) for index, used in enumerate(state))
         first = total.argmin(axis=0)
-        ways.setdefault(into, {})[kind] = total.min(axis=0)
+        paths.setdefault(into, {})[kind] = total.min(axis=0)
         came[into, kind] = (lasts, from_last, first)
 
     def _hop(self, last: int, kind: int, state: State, limit_s: float) -> Floats:
-        """Per first op of the stage: the links there and back."""
+        """Per first op of the stage: seconds of the links, forward and backward."""
         if last < 0:
             return np.zeros(self._costs.num_ops + 1)
         return _hop(self._costs, self._classes[last][state[last] - 1], self._classes[kind][state[kind]], limit_s)
@@ -117,7 +116,7 @@ class Paths:
 
 
 def _hop(costs: StageCosts, source: int, target: int, limit_s: float) -> Floats:
-    """Per first op of a stage: the links from the device before, and back."""
+    """Per first op of a stage: seconds of the links from the previous device and back."""
     hop = np.zeros(costs.num_ops + 1)
     for a, b in ((source, target), (target, source)):
         busy_s = costs.boundary_bytes * costs.seconds_per_byte[a, b]
@@ -126,7 +125,7 @@ def _hop(costs: StageCosts, source: int, target: int, limit_s: float) -> Floats:
 
 
 def _classes(costs: StageCosts) -> list[list[int]]:
-    """Devices that could change places without anything changing."""
+    """Classes of interchangeable devices."""
     classes: list[list[int]] = []
     for device in range(costs.num_devices):
         for one in classes:

@@ -1,9 +1,9 @@
-"""Plans with pipeline stages worth a trial: how many stages, cut where, on which devices, in how many micro-batches, in which order.
+"""Candidate plans with pipeline stages: number of stages, cut, devices, number of micro-batches, order.
 
-For each number of stages and of micro-batches the cut comes from dynamic programming over ops and devices (`schedule.cut`), then
-boundaries move while the simulator, which knows of links that transfers share, says that it pays; the best few cuts are kept.
-Each is offered in the classic orders, and the most promising also in one that is searched for it. What a device cannot hold is
-left out. The order that was found stands in the plan, so that all ranks run the same and nobody searches again.
+For each number of stages and of micro-batches, the cut comes from dynamic programming over ops and devices (`chain_cut`). Then
+boundaries move while the simulator, which models shared links, predicts an improvement; the best few cuts are kept. Each
+cut is a candidate in the classic orders, and the best one also in a searched order. Plans that exceed a device's memory
+are left out. The plan contains the order, so all ranks run the same one and none repeats the search.
 """
 
 from __future__ import annotations
@@ -17,47 +17,48 @@ from autotune.placement.chain_cut import cuts, neighbours
 from autotune.schedule.search import search
 from autotune.simulate.simulator import Simulator
 from autotune.space.pipeline_points import CUTS, NO_STAGES, StagedPlans
-from autotune.workloads.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, Timetable
+from autotune.workloads.blocks import Timetable
 from autotune.workloads.errors import InfeasiblePlanError
 from autotune.workloads.model_stages import StageCuts
+from autotune.workloads.pass_names import parse_pass
 from autotune.workloads.plan import BatchPlan, CommPlan, PipelinePlan, Plan
 from autotune.workloads.stage_order import SEARCHED, Pass, as_text
 
 CLASSIC = ("1f1b", "zero-bubble", "gpipe")
 _MOST_STAGES = 8
 _MOST_COUNTS = 4
-"""Numbers of micro-batches that are tried for a number of stages."""
+"""The most numbers of micro-batches that are tried per number of stages."""
 _MOST_MOVES = 24
 _SEARCH_S = 3.0
 _PROMISING = 1.25
-"""A searched order may be worth having where the best classic one is no slower than this many times a plan without stages."""
+"""An order is searched where the best classic one takes at most this many times the step of a plan without stages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Offer:
-    """A plan and what is predicted of it."""
+class _Candidate:
+    """A plan and its predicted step."""
 
     plan: Plan
     cut: Cut
-    """In places of `StageCuts.first_ops`."""
+    """Counted in indices of `StageCuts.first_ops`."""
     step_s: float
 
 
 def staged_plans(
     simulator: Simulator, places: StageCuts | None, than: Plan, *, search_s: float = _SEARCH_S
 ) -> StagedPlans:
-    """All that are offered, in the order of stages, micro-batches, cuts; none where the model cannot be cut.
+    """All candidates, ordered by stages, micro-batches, cuts; none where the model cannot be cut.
 
-    `than`: a plan without stages, to be as good as.
+    `than`: a plan without stages, to compare with.
     """
     if places is None:
         return NO_STAGES
     finder = _Finder(simulator, places)
-    offers = [offer for size, count in finder.sizes() for offer in finder.offers(size, count)]
-    best = min(offers, key=lambda offer: offer.step_s, default=None)
+    candidates = [candidate for size, count in finder.sizes() for candidate in finder.candidates(size, count)]
+    best = min(candidates, key=lambda candidate: candidate.step_s, default=None)
     if best is not None and search_s > 0 and best.step_s <= _PROMISING * _step_s(simulator, than):
-        offers += finder.searched(best, search_s)
-    return StagedPlans(plans=tuple(offer.plan for offer in offers))
+        candidates += finder.searched(best, search_s)
+    return StagedPlans(plans=tuple(candidate.plan for candidate in candidates))
 
 
 def _step_s(simulator: Simulator, plan: Plan) -> float:
@@ -83,16 +84,16 @@ class _Finder:
         found = [n for n in range(size, self._total // least + 1) if self._total % n == 0]
         return found[:_MOST_COUNTS]
 
-    def offers(self, size: int, count: int) -> Iterator[_Offer]:
+    def candidates(self, size: int, count: int) -> Iterator[_Candidate]:
         """The best cuts, each in all classic orders."""
         for cut in self._climbed(cuts(self._costs(count), count, size), count):
             for schedule in CLASSIC:
-                offer = self._offer(cut, count, schedule)
-                if offer is not None:
-                    yield offer
+                candidate = self._candidate(cut, count, schedule)
+                if candidate is not None:
+                    yield candidate
 
-    def searched(self, best: _Offer, search_s: float) -> Iterator[_Offer]:
-        """The same cut in an order of its own, if there is a better one."""
+    def searched(self, best: _Candidate, search_s: float) -> Iterator[_Candidate]:
+        """The same cut in a searched order, if that is faster."""
         pipeline = best.plan.pipeline
         assert pipeline is not None
         count = pipeline.micro_batches
@@ -101,12 +102,12 @@ class _Finder:
         except InfeasiblePlanError:
             return
         order = tuple(as_text(passes) for passes in passes_of(answer.table, best.cut.devices))
-        found = self._offer(best.cut, count, SEARCHED, order)
+        found = self._candidate(best.cut, count, SEARCHED, order)
         if found is not None and found.step_s < best.step_s:
             yield found
 
     def _climbed(self, firsts: Sequence[Cut], count: int) -> list[Cut]:
-        """The best cuts near the best of some, by what 1F1B would take."""
+        """The best cuts after a local search, by the predicted step of 1F1B."""
         if not firsts:
             return []
         judged = {cut: self._judge(cut, count) for cut in firsts}
@@ -123,7 +124,7 @@ class _Finder:
         return [cut for cut in ordered if judged[cut] < math.inf][: len(CUTS)]
 
     def _near(self, cut: Cut) -> Iterator[Cut]:
-        """A boundary moved, or two stages that follow each other on each other's devices."""
+        """Cuts with one boundary moved, or with the devices of two adjacent stages exchanged."""
         yield from neighbours(cut, len(self._cuts.first_ops))
         for stage in range(len(cut.devices) - 1):
             devices = list(cut.devices)
@@ -131,16 +132,16 @@ class _Finder:
             yield replace(cut, devices=tuple(devices))
 
     def _judge(self, cut: Cut, count: int) -> float:
-        offer = self._offer(cut, count, "1f1b")
-        return math.inf if offer is None else offer.step_s
+        candidate = self._candidate(cut, count, "1f1b")
+        return math.inf if candidate is None else candidate.step_s
 
-    def _offer(self, cut: Cut, count: int, schedule: str, order: tuple[str, ...] = ()) -> _Offer | None:
-        """None where a device could not hold it."""
+    def _candidate(self, cut: Cut, count: int, schedule: str, order: tuple[str, ...] = ()) -> _Candidate | None:
+        """None where the plan exceeds a device's memory."""
         plan = self._plan(cut, count, schedule, order)
         simulated = self._simulator.simulate(plan)
         if not self._simulator.fits(plan, simulated):
             return None
-        return _Offer(plan=plan, cut=cut, step_s=simulated.step_s)
+        return _Candidate(plan=plan, cut=cut, step_s=simulated.step_s)
 
     def _plan(self, cut: Cut, count: int, schedule: str, order: tuple[str, ...]) -> Plan:
         samples = [0] * len(self._devices)
@@ -163,11 +164,11 @@ class _Finder:
 
 
 def passes_of(table: Timetable, devices: Sequence[int]) -> list[list[Pass]]:
-    """Per stage: what a timetable of a cut's blocks (f0 …, b0 …, or b0.input and b0.weight) has its device do."""
-    kinds = {"f": FORWARD, "b": BACKWARD}
+    """Per stage: the passes of its device, in order, of a timetable of a cut's blocks."""
+    return [[(_kind(slot.block), slot.microbatch) for slot in table.order[device]] for device in devices]
 
-    def kind(block: str) -> str:
-        _, _, part = block.partition(".")
-        return part if part in (INPUT, WEIGHT) else kinds[block[0]]
 
-    return [[(kind(slot.block), slot.microbatch) for slot in table.order[device]] for device in devices]
+def _kind(block: str) -> str:
+    found = parse_pass(block)
+    assert found is not None, "a cut has no other blocks"
+    return found.kind

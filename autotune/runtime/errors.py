@@ -1,7 +1,7 @@
-"""What can go wrong between ranks."""
+"""Errors of the communication between ranks."""
 
 from __future__ import annotations
 
 
 class PeerLostError(RuntimeError):
-    """Another rank left the collective."""
+    """Another rank has left a collective, or its process is gone."""

@@ -1,6 +1,6 @@
-"""Functions put in the place of an object's methods, and hooks on its modules, that copies of the object do not have.
+"""Replacements of an object's methods, and hooks on modules, that copies of the object do not have.
 
-A script may copy or save a model in the middle of training (a moving average, a checkpoint). The copy is a plain model.
+A script may copy or save a model during training (a moving average, a checkpoint). The copy must be a plain model.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from typing import Any
 
 
 class Override:
-    """Stands in an object's `__dict__` in the place of a method of its class. A copy of it is that method, of the copy."""
+    """An entry of an object's `__dict__` that replaces a method of its class; a copy of the object has the method."""
 
     def __init__(self, place: Any, name: str, call: Callable[..., Any]) -> None:
         self._place, self._name, self._call = place, name, call
-        functools.update_wrapper(self, getattr(place, name))  # lr schedulers look at attributes of `step`
+        functools.update_wrapper(self, getattr(place, name))  # lr schedulers read attributes of `step`
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs)
 
     @property
     def __self__(self) -> Any:
-        """As of a bound method."""
+        """As a bound method has it."""
         return self._place
 
     @property
     def __func__(self) -> Callable[..., Any]:
-        """As of a bound method."""
+        """As a bound method has it."""
         return _Unbound(self)
 
     def __reduce__(self) -> Any:
@@ -35,7 +35,7 @@ class Override:
 
 
 class _Unbound:
-    """The function of a bound method."""
+    """The function of an override, as `__func__` of a bound method."""
 
     def __init__(self, override: Override) -> None:
         self._override = override
@@ -66,4 +66,4 @@ def _no_hook() -> Callable[..., None]:
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:
-    """In a copy."""
+    """What a hook is in a copy."""

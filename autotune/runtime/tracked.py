@@ -1,12 +1,13 @@
-"""Parameters that wait, when they are used, for what is still on its way to them.
+"""Parameters whose reads wait for updates and gradients in flight.
 
-While steps overlap, a parameter's new value and the sum of its gradient may arrive after `step()` and `backward()` have
-returned. A script may use either at any time: the forward pass, a moving average, clipping, a logged norm. All of these are
-torch functions of the parameter, so a subclass of `nn.Parameter` sees each of them (`__torch_function__`) and waits first.
-The class of the script's own parameter objects is changed in place, as torch's lazy modules do, and back again by `untrack`.
+With cross-step overlap, a parameter's new value and the sum of its gradient may arrive after `step()` and `backward()`
+have returned. A script may read either at any time: the forward pass, a moving average, clipping, a logged norm. All of
+these are torch functions of the parameter, so a subclass of `nn.Parameter` intercepts each of them
+(`__torch_function__`) and waits first. `track` changes the class of the script's parameter objects in place, as torch's
+lazy modules do; `untrack` changes it back.
 
-What torch functions do not see is not waited for: a view of a parameter or a gradient that was taken before (`x = p.data`)
-and kept, and reads inside TorchScript.
+Reads that are no torch functions of the parameter do not wait: those of a view that was taken before (`x = p.data`),
+and those inside TorchScript.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 _TRACKER = "_autotune_tracker"
 raw: Callable[[], Any] = torch._C.DisableTorchFunctionSubclass
-"""Context in which parameters are read and written as they are."""
+"""Context in which reads and writes of parameters do not wait."""
 _GRADIENT: Any = Tensor.grad
 _READ_GRADIENT, _WRITE_GRADIENT = _GRADIENT.__get__, _GRADIENT.__set__
 _METADATA = frozenset(
@@ -52,16 +53,16 @@ _METADATA = frozenset(
 
 
 class Tracker(Protocol):
-    """Completes what is on its way to one parameter."""
+    """Waits for what is in flight for one parameter. Called by the thread that reads the parameter."""
 
     def await_value(self) -> None:
-        """The parameter's last update is complete."""
+        """Return once the parameter's last update is complete."""
 
     def await_gradient(self) -> None:
-        """Its gradient is that of all ranks, or this rank's own where it has not been sent."""
+        """Return once its gradient is the sum over all ranks, or this rank's own if it has not been sent."""
 
     def drop_gradient(self) -> None:
-        """The script sets it to None."""
+        """The script sets the gradient to None."""
 
 
 class Tracked(nn.Parameter):
@@ -89,7 +90,7 @@ class Tracked(nn.Parameter):
         return copied
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
-        """As a plain parameter: what is saved does not depend on this module."""
+        """Saved as a plain parameter, so that a checkpoint does not depend on this module."""
         return torch._utils._rebuild_parameter, (self.data, self.requires_grad, OrderedDict())
 
 
@@ -105,12 +106,12 @@ def untrack(parameter: nn.Parameter) -> None:
 
 
 def can_track(parameters: Iterable[Tensor]) -> bool:
-    """A class of the script's own keeps its own behaviour."""
+    """Whether all are plain parameters; those of another class keep their behaviour."""
     return all(type(parameter) in (nn.Parameter, Tracked) for parameter in parameters)
 
 
 def accumulator_of(parameter: Tensor) -> Any:
-    """Autograd's node that adds to the parameter's gradient. It lives as long as something holds it."""
+    """Autograd's node that accumulates the parameter's gradient. It lives as long as a reference to it."""
     with raw(), torch.enable_grad():
         return parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 

@@ -1,4 +1,4 @@
-"""An answer in the forms that it leaves the program in: the JSON of `autotune schedule`, a timeline, torch's CSV."""
+"""Output formats of an answer: the JSON of `autotune schedule`, a timeline, torch's CSV."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 from autotune.profilers.timeline import Counter, Span, Timeline
 from autotune.schedule.classic import find_chain
 from autotune.schedule.search import Answer
-from autotune.workloads.blocks import INPUT, WEIGHT, Block, BlockGraph, Timetable
+from autotune.workloads.blocks import INPUT, WEIGHT, Block, BlockGraph, Timetable, half_name
 from autotune.workloads.errors import SpecError
+from autotune.workloads.pass_names import span_name
 
 
 def answer_data(answer: Answer) -> dict[str, Any]:
-    """What `autotune schedule --json` writes."""
+    """The document that `autotune schedule --json` writes."""
     return {
         "period": answer.period_s,
         "period_lower_bound": answer.period_bound_s,
@@ -44,9 +45,9 @@ def as_timeline(table: Timetable) -> Timeline:
             spans.append(
                 Span(
                     rank=device,
-                    lane="compute",
+                    track="compute",
                     kind=kind_of(block),
-                    op=f"{slot.block} micro-batch {slot.microbatch}",
+                    op=span_name(slot.block, slot.microbatch),
                     start_s=slot.start_s,
                     end_s=slot.start_s + block.seconds,
                 )
@@ -57,18 +58,18 @@ def as_timeline(table: Timetable) -> Timeline:
 
 
 def kind_of(block: Block) -> str:
-    """Forward takes memory, backward gives it back; what does neither is called forward."""
+    """Forward allocates memory, backward frees it; a block that does neither counts as forward."""
     return "backward" if block.memory < 0 or block.part or block.split else "forward"
 
 
 def torch_csv(graph: BlockGraph, table: Timetable) -> str:
     """The schedule of a chain as torch.distributed.pipelining reads it (`compute_only`): a row per rank, `2F0` for the forward
-    of stage 2 of micro-batch 0, B for its backward, I and W for the parts of it. `graph` has its backwards in one piece.
+    of stage 2 of micro-batch 0, B for its backward, I and W for its halves. `graph` has unsplit backwards.
     """
     chain = find_chain(graph)
     if chain is None:
         raise SpecError(
-            "--csv: the blocks are not a chain (forward through single devices, backward the same way home), and "
+            "--csv: the blocks are not a chain (forward through single devices, backward in reverse), and "
             "torch.distributed.pipelining runs chains only: use --json"
         )
     actions: dict[str, str] = {}
@@ -76,6 +77,6 @@ def torch_csv(graph: BlockGraph, table: Timetable) -> str:
         actions[graph.blocks[block].name] = f"{stage}F"
     for stage, block in enumerate(chain.backward):
         name = graph.blocks[block].name
-        actions |= {name: f"{stage}B", f"{name}.{INPUT}": f"{stage}I", f"{name}.{WEIGHT}": f"{stage}W"}
+        actions |= {name: f"{stage}B", half_name(name, INPUT): f"{stage}I", half_name(name, WEIGHT): f"{stage}W"}
     rows = (",".join(f"{actions[slot.block]}{slot.microbatch}" for slot in slots) for slots in table.order)
     return "\n".join(rows) + "\n"

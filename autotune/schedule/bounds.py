@@ -1,15 +1,15 @@
-"""What no schedule can beat.
+"""Lower bounds on the period and the makespan of every schedule.
 
-Period: what one micro-batch keeps the busiest device busy. Makespan: for each device, what must come before its first block,
-all its work, and what must come after its last; and the longest way through one micro-batch. After the last run of a block its
-device may have nothing to do while that micro-batch goes through other devices, where all that the device still has to run needs
-one of those as well; likewise before the first (`_gaps_s`). Where one block of a device takes
-memory and another gives it back, at most c micro-batches are between the two: each must have come from the first to the end of
-the second before the one c later may start. What else memory costs only search can prove.
+Period: the work of one micro-batch on the busiest device. Makespan: for each device, the least time before its first block, its
+work, and the least time after its last block; and the longest path of one micro-batch. After the last run of a block, its
+device is idle while that micro-batch is on other devices, if everything that the device still has to run needs one of
+those devices as well; likewise before the first run (`_gaps_s`). Where one block of a device allocates memory and
+another frees it, at most c micro-batches are between the two: a micro-batch must have ended the second block before the one
+c later starts the first. Other costs of memory are left to the search.
 
-Blocks that are on all devices of such a way leave windows between them, the same in every period, and each block of the way lies in
-one of them. Taken in order, as many as fit into what a period leaves make up one period of the way, so that it takes at least so many periods:
-with c micro-batches in between the period must be long enough for that (`_windows_s`).
+Blocks that occupy all devices of such a path leave windows between them, the same in every period. Each block of the path lies
+in one window, so a period covers at most as many blocks of the path as fit into its windows. With c micro-batches in
+between, the period must be long enough for the resulting number of periods (`_windows_s`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autotune.workloads.blocks import BlockGraph
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Hold:
-    """A device on which one block takes what another gives back."""
+    """A device on which one block allocates memory that another frees."""
 
     taker: int
     giver: int
@@ -34,7 +34,7 @@ class _Hold:
 
 
 def heads_s(graph: BlockGraph) -> list[float]:
-    """Per block: the earliest moment at which it can start in an empty cluster."""
+    """Per block: its earliest start on idle devices."""
     heads = [0.0] * len(graph.blocks)
     for block in graph.topological:
         for source, delay_s in graph.before[block]:
@@ -43,7 +43,7 @@ def heads_s(graph: BlockGraph) -> list[float]:
 
 
 def tails_s(graph: BlockGraph) -> list[float]:
-    """Per block: what must still come after its end."""
+    """Per block: the least time between its end and the end of its micro-batch."""
     tails = [0.0] * len(graph.blocks)
     for block in reversed(graph.topological):
         for source, delay_s in graph.before[block]:
@@ -53,19 +53,19 @@ def tails_s(graph: BlockGraph) -> list[float]:
 
 def period_bound_s(graph: BlockGraph) -> float:
     holds = list(_holds(graph))
-    ways = (hold.seconds / hold.most for hold in holds)
-    return max(*graph.work_s, *ways, *(_windows_s(graph, hold) for hold in holds), 0.0)
+    paths = (hold.seconds / hold.most for hold in holds)
+    return max(*graph.work_s, *paths, *(_windows_s(graph, hold) for hold in holds), 0.0)
 
 
 def _windows_s(graph: BlockGraph, hold: _Hold) -> float:
-    """The shortest period in which the way from taker to giver, through the windows that blocks on all its devices leave, takes no
-    more periods than micro-batches can be on it.
+    """The shortest period in which the path from taker to giver, through the windows left by blocks on all its devices, spans
+    no more periods than micro-batches can be on it.
     """
-    way = [graph.blocks[block] for block in _longest_way(graph, hold.taker, hold.giver)]
-    places = {device for block in way for device in block.devices}
+    path = [graph.blocks[block] for block in _longest_path(graph, hold.taker, hold.giver)]
+    places = {device for block in path for device in block.devices}
     shared = [block for block in graph.blocks if places <= set(block.devices)]
     taken_s = math.fsum(block.seconds for block in shared)
-    lengths = [block.seconds for block in way if block not in shared and block.seconds > 0]
+    lengths = [block.seconds for block in path if block not in shared and block.seconds > 0]
     if not taken_s or len(lengths) < 2:
         return 0.0
     low_s, high_s = taken_s + max(lengths), taken_s + math.fsum(lengths)
@@ -77,7 +77,7 @@ def _windows_s(graph: BlockGraph, hold: _Hold) -> float:
 
 
 def _fits(period_s: float, taken_s: float, lengths: Sequence[float], most: int) -> bool:
-    """Whether the way can be over after `most` periods. Its first block may be at the end of its window, its last at the beginning."""
+    """Whether the path can end after `most` periods. Its first block may end its window, its last may begin one."""
     free_s, used_s, periods = (period_s - taken_s) * (1 + 1e-12), 0.0, 0
     for length in lengths:
         used_s += length
@@ -86,19 +86,19 @@ def _fits(period_s: float, taken_s: float, lengths: Sequence[float], most: int) 
     return (periods - most) * period_s + lengths[0] + lengths[-1] - free_s <= 0
 
 
-def _longest_way(graph: BlockGraph, source: int, target: int) -> list[int]:
-    """The blocks of the way that takes longest from one to another that waits for it."""
-    ways: dict[int, tuple[float, list[int]]] = {source: (0.0, [source])}
+def _longest_path(graph: BlockGraph, source: int, target: int) -> list[int]:
+    """The blocks of the longest path from one block to a successor."""
+    paths: dict[int, tuple[float, list[int]]] = {source: (0.0, [source])}
     for block in graph.topological:
         reached = [
-            (ways[before][0] + graph.blocks[before].seconds + delay_s, ways[before][1])
+            (paths[before][0] + graph.blocks[before].seconds + delay_s, paths[before][1])
             for before, delay_s in graph.before[block]
-            if before in ways
+            if before in paths
         ]
         if reached and block != source:
-            seconds, way = max(reached)
-            ways[block] = (seconds, [*way, block])
-    return ways[target][1]
+            seconds, path = max(reached)
+            paths[block] = (seconds, [*path, block])
+    return paths[target][1]
 
 
 def _holds(graph: BlockGraph) -> Iterator[_Hold]:
@@ -115,17 +115,17 @@ def _holds(graph: BlockGraph) -> Iterator[_Hold]:
 
 
 def _way_s(graph: BlockGraph, source: int, target: int) -> float | None:
-    """From the start of a block to the start of one that waits for it, at least; None if it does not."""
-    ways: dict[int, float] = {source: 0.0}
+    """The least time from the start of a block to the start of a successor; None if there is no path."""
+    paths: dict[int, float] = {source: 0.0}
     for block in graph.topological:
-        reached = [ways[s] + graph.blocks[s].seconds + delay for s, delay in graph.before[block] if s in ways]
+        reached = [paths[s] + graph.blocks[s].seconds + delay for s, delay in graph.before[block] if s in paths]
         if reached and block != source:
-            ways[block] = max(reached)
-    return ways.get(target)
+            paths[block] = max(reached)
+    return paths.get(target)
 
 
 def makespan_bound_s(graph: BlockGraph, num_microbatches: int) -> float:
-    """The longest of the ways described above."""
+    """The largest of the bounds described above."""
     heads, tails = heads_s(graph), tails_s(graph)
     alone = max(heads[index] + block.seconds + tails[index] for index, block in enumerate(graph.blocks))
     loaded = (
@@ -141,7 +141,7 @@ def makespan_bound_s(graph: BlockGraph, num_microbatches: int) -> float:
 
 
 def _idle_s(graph: BlockGraph, blocks: Sequence[int], heads: Sequence[float], tails: Sequence[float]) -> float:
-    """What a device cannot work, before, between and after its `blocks`."""
+    """The least idle time of a device before, between and after its `blocks`."""
     idle = [min(heads[block] for block in blocks) + min(tails[block] for block in blocks)]
     for block in blocks:
         others = [other for other in blocks if other != block]
@@ -153,7 +153,7 @@ def _idle_s(graph: BlockGraph, blocks: Sequence[int], heads: Sequence[float], ta
 
 
 def _gaps_s(graph: BlockGraph, block: int, others: Sequence[int]) -> tuple[float, float]:
-    """How long a device waits before the first and after the last run of one of its blocks.
+    """The least idle time of a device before the first and after the last run of one of its blocks.
 
     Between that run and the next of the device's `others` for the same micro-batch lie blocks elsewhere. While one of them
     runs that shares a device with each of the others, the device can run none of its own.
@@ -169,7 +169,7 @@ def _gaps_s(graph: BlockGraph, block: int, others: Sequence[int]) -> tuple[float
             targets[source].append(one)
 
     def longest_s(order: Sequence[int], nearer: Sequence[Sequence[int]]) -> float:
-        """To any of the others, by ways that lead through none of them."""
+        """The shortest path to any of the others that passes through none of them."""
         found = {block: 0.0}
         for one in order:
             reached = [found[near] for near in nearer[one] if near in found and near not in others]

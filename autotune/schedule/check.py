@@ -1,7 +1,7 @@
-"""An independent reading of a schedule: is it complete, in order, within memory, and how long does it take?
+"""An independent check of a schedule: complete, in order, within memory; and its makespan.
 
-It shares no code with what makes schedules: it goes through the slots as they are written. Every schedule that is shown has
-passed it. Times may be off by a part in 10⁹, as they are sums of floats in another order.
+It shares no code with the modules that make schedules: it replays the slots as written. Every reported schedule has
+passed it. Times may differ by a part in 10⁹, since floats are summed in another order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TOLERANCE = 1e-9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replay:
-    """What came of going through a schedule."""
+    """The outcome of a replay."""
 
     faults: tuple[str, ...]
     """Empty: the schedule is valid."""
@@ -30,12 +30,12 @@ class Replay:
 
     @property
     def bubbles(self) -> tuple[float, ...]:
-        """Per device: the part of the makespan in which it does nothing."""
+        """Per device: the idle share of the makespan."""
         return tuple(1 - busy / self.makespan_s if self.makespan_s else 0.0 for busy in self.busy_s)
 
 
 def replay(timetable: Timetable) -> Replay:
-    """Go through a schedule and note everything that is wrong with it."""
+    """Replay a schedule and list its faults."""
     blocks = {block.name: block for block in timetable.graph.blocks}
     faults = list(_strangers(timetable))
     if not faults:
@@ -60,7 +60,7 @@ def require_valid(timetable: Timetable) -> Replay:
 
 
 def _strangers(timetable: Timetable) -> Iterator[str]:
-    """Slots of what is not in the graph."""
+    """Slots that are not in the graph."""
     graph = timetable.graph
     names = {block.name: set(block.devices) for block in graph.blocks}
     if len(timetable.order) != graph.num_devices:

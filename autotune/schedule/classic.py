@@ -1,11 +1,11 @@
 """The classic schedules of a chain: GPipe, 1F1B, interleaved 1F1B, zero-bubble.
 
-A chain is what pipelines usually are: forward through the stages, backward the same way home, a stage's forward and backward on
-one device. GPipe (Huang et al. 2019) runs all forwards, then all backwards, here in groups as large as memory allows. 1F1B
+A chain is the usual pipeline: forward through the stages, backward in reverse, a stage's forward and backward on one
+device. GPipe (Huang et al. 2019) runs all forwards, then all backwards, here in groups as large as memory allows. 1F1B
 (PipeDream, Megatron) alternates after a warm-up of as many micro-batches as stages follow. Interleaved 1F1B (Megatron 2021)
-wants several stages per device, dealt out like cards, and micro-batches in multiples of the devices. Zero-bubble (Qi et al.
-2023) puts off the weight parts of backward, more on later stages, so that all stages hold as much: H1 as much as 1F1B's first, H2
-about twice that.
+needs several stages per device, assigned round-robin, and a multiple of the devices as number of micro-batches. Zero-bubble
+(Qi et al. 2023) delays the weight halves of backward, more on later stages, so that all stages hold equally much memory:
+H1 as much as the first stage of 1F1B, H2 about twice that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from autotune.schedule.memory import within
-from autotune.workloads.blocks import INPUT, WEIGHT, BlockGraph
+from autotune.workloads.blocks import INPUT, WEIGHT, BlockGraph, half_name
 
 Step = tuple[int, int]
 DeviceOrder = list[list[Step]]
@@ -27,13 +27,13 @@ class Chain:
     forward: tuple[int, ...]
     """Per stage: its block."""
     backward: tuple[int, ...]
-    """Per stage: its block; empty for a chain that only goes forward."""
+    """Per stage: its block; empty for inference."""
     device: tuple[int, ...]
     """Per stage."""
 
 
 def find_chain(graph: BlockGraph) -> Chain | None:
-    """The chain that a graph is, if it is one; parts of a split backward are not looked into."""
+    """The stages of a graph that is a chain, else None. The halves of split backwards are not considered."""
     followers = [0] * len(graph.blocks)
     for before in graph.before:
         for source, _ in before:
@@ -50,7 +50,7 @@ def find_chain(graph: BlockGraph) -> Chain | None:
 
 
 def _looks_like_training(graph: BlockGraph, line: tuple[int, ...]) -> bool:
-    """What is taken on the way there is given back on the way home; a chain without memory is read as training."""
+    """Whether backward frees what forward allocates; a chain without memory counts as training."""
     pairs = zip(line, reversed(line), strict=True)
     return all(graph.blocks[a].memory + graph.blocks[b].memory == 0 for a, b in pairs) and all(
         graph.blocks[block].memory >= 0 for block in line[: len(line) // 2]
@@ -68,7 +68,7 @@ def classic_orders(graph: BlockGraph, chain: Chain, num_microbatches: int) -> It
         yield "gpipe", _by_device(graph, chain, lambda stages: _gpipe(chain, stages, num_microbatches, size))
     if len(set(chain.device)) == len(chain.device):
         yield "1f1b", _by_device(graph, chain, lambda stages: _one_f_one_b(graph, chain, stages[0], num_microbatches))
-    if _is_dealt_out(graph, chain) and num_microbatches % graph.num_devices == 0:
+    if _is_round_robin(graph, chain) and num_microbatches % graph.num_devices == 0:
         yield (
             "interleaved 1f1b",
             _by_device(graph, chain, lambda stages: _interleaved(graph, chain, stages, num_microbatches)),
@@ -89,7 +89,7 @@ def _inference(chain: Chain, stages: list[int], num: int) -> Iterator[Step]:
 
 
 def _group_size(graph: BlockGraph, device: int) -> int:
-    """Micro-batches whose forwards fit at once."""
+    """The number of micro-batches whose activations fit at once."""
     taken = sum(max(graph.blocks[block].memory, 0.0) for block in graph.on_device[device])
     limit = graph.memory[device]
     if taken == 0 or limit == float("inf"):
@@ -118,12 +118,12 @@ def _one_f_one_b(graph: BlockGraph, chain: Chain, stage: int, num: int) -> Itera
 
 
 def zero_bubble_order(graph: BlockGraph, chain: Chain, parts: BlockGraph, num: int, *, depth: int) -> DeviceOrder:
-    """H1 (depth 1) or H2 (depth 2) of the graph with its backwards in parts, as far as memory allows."""
+    """H1 (depth 1) or H2 (depth 2) of the graph with split backwards, as far as memory allows."""
     order: DeviceOrder = [[] for _ in range(graph.num_devices)]
     for stage, device in enumerate(chain.device):
         name = graph.blocks[chain.backward[stage]].name
         forward = parts.index[graph.blocks[chain.forward[stage]].name]
-        given, weight = parts.index[f"{name}.{INPUT}"], parts.index[f"{name}.{WEIGHT}"]
+        given, weight = (parts.index[half_name(name, half)] for half in (INPUT, WEIGHT))
         fitting = max(_group_size(graph, device), 1)
         ahead = min(depth * (len(chain.device) - stage) - (depth - 1), fitting, num)
         behind = min(depth * stage, fitting - ahead)
@@ -136,7 +136,7 @@ def zero_bubble_order(graph: BlockGraph, chain: Chain, parts: BlockGraph, num: i
     return order
 
 
-def _is_dealt_out(graph: BlockGraph, chain: Chain) -> bool:
+def _is_round_robin(graph: BlockGraph, chain: Chain) -> bool:
     """Stage s on device s modulo the number of devices, at least two for each."""
     num = graph.num_devices
     dealt = all(device == stage % num for stage, device in enumerate(chain.device))

@@ -1,9 +1,9 @@
 """A piece of a finite schedule, solved by CP-SAT: all of it if it is small, else the blocks within a span of time.
 
-What runs before the piece stays as it is, and what runs after keeps its order: then the makespan is the latest of all ends
-within the piece, each with the longest way that hangs on it, and the piece is a problem of its own size however many
-micro-batches there are. What devices hold before and after does not change either, as memory depends on order alone.
-Micro-batches are alike, so each block takes them in order.
+Blocks before the piece are fixed, and blocks after it keep their order. The makespan is then the latest end within the piece
+plus the longest path that follows it, so the size of the problem does not depend on the number of micro-batches. The
+memory before and after does not change either, since memory depends on order alone. Micro-batches are interchangeable,
+so each block takes them in order.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class Piece:
     release: Mapping[Step, int] = field(default_factory=dict)
     """Not before; missing: 0."""
     tail: Mapping[Step, int] = field(default_factory=dict)
-    """What hangs on its end, at least; missing: 0."""
+    """The longest path after its end; missing: 0."""
     device_tail: Mapping[int, int] = field(default_factory=dict)
-    """What hangs on the last end on a device."""
+    """The longest path after the last end on a device."""
     held: Mapping[int, int] = field(default_factory=dict)
-    """What a device holds before; missing: 0."""
+    """Memory held on a device before; missing: 0."""
     hint: Mapping[Step, int] = field(default_factory=dict)
     horizon: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PieceSolution:
-    """Starts of the steps if any were found, and what the makespan cannot be below within the piece."""
+    """Starts of the steps, if found, and a lower bound on the makespan within the piece."""
 
     outcome: Outcome
     starts: Mapping[Step, int]
@@ -48,7 +48,7 @@ class PieceSolution:
 
 
 def solve_piece(grid: Grid, piece: Piece, time_s: float, *, below: int | None = None) -> PieceSolution:
-    """The shortest way to run a piece; with `below`, only what is shorter than that."""
+    """The shortest schedule of a piece; with `below`, only one that is shorter than that."""
     problem = _Problem(grid, piece, below)
     solved = solve(problem.model, time_s)
     if not solved.found:
@@ -77,7 +77,7 @@ class _Problem:
             self.model.add_hint(self.starts[step], moment)
 
     def _step(self, step: Step) -> None:
-        """After what it waits for, and after its block of the micro-batch before."""
+        """After its dependencies, and after the same block of the previous micro-batch."""
         block, microbatch = step
         for source, lag in self._grid.edges[block]:
             if (source, microbatch) in self.starts:

@@ -1,10 +1,10 @@
 """Modulo schedules without a solver: blocks placed one by one on the circle, for graphs on which the solver takes too long.
 
-As in iterative modulo scheduling (Rau 1994), but without taking anything back: a block goes to the first free place after what it
-waits for, or to the snuggest within a period, beside what is there already, which leaves larger gaps. Blocks on several devices
-need the same place free on all of them, which they do not find once others have come first: so places side by side are kept
-for them beforehand (`kept_phases`), or not. Several orders and both rules are tried for each period, from the bound upwards.
-Nothing is proven by failing.
+As in iterative modulo scheduling (Rau 1994), but without backtracking: a block takes the first free interval after its
+dependencies, or the one within a period that touches most neighbours, which leaves larger gaps. Blocks on several
+devices need the same interval on all of them, which is seldom free once others are placed: adjacent intervals are reserved
+for them first (`kept_phases`), or not. Several orders and both rules are tried for each period, from the bound upwards.
+A failure proves nothing.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def greedy_repetend(grid: Grid, low: int, high: int) -> Repetend | None:
 
 
 def kept_phases(grid: Grid) -> list[dict[int, int]]:
-    """Ways to keep places for blocks on several devices: side by side in the order of the graph or against it, or not at all."""
+    """Reservations for blocks on several devices: adjacent, in the order of the graph or in reverse, or none."""
     shared = [block for block in grid.graph.topological if len(grid.graph.blocks[block].devices) > 1]
-    ways: list[dict[int, int]] = []
+    reservations: list[dict[int, int]] = []
     for order in (shared, shared[::-1]) if shared else ():
         phases, phase = {}, 0
         for block in order:
             phases[block] = phase
             phase += grid.times[block]
-        ways.append(phases)
-    return [*ways, {}]
+        reservations.append(phases)
+    return [*reservations, {}]
 
 
 def _orders(grid: Grid) -> Iterator[list[int]]:
@@ -84,7 +84,7 @@ def _place(grid: Grid, period: int, order: list[int], phases: Mapping[int, int],
 
 
 def _moments(ready: int, length: int, period: int, taken: list[tuple[int, int]]) -> set[int]:
-    """As soon as it is ready, or right after or right before something, within a period."""
+    """Its earliest start, and the starts directly after or before another block, within a period."""
     places = {ready}
     for phase, other in taken:
         places.add(ready + (phase + other - ready) % period)
@@ -101,7 +101,7 @@ def _is_free(moment: int, length: int, period: int, taken: list[tuple[int, int]]
 
 
 def _touches(moment: int, length: int, period: int, taken: list[tuple[int, int]]) -> int:
-    """On how many sides something is right beside it."""
+    """The number of sides on which another block is adjacent."""
     after = any((phase - moment - length) % period == 0 for phase, _ in taken)
     before = any((moment - phase - other) % period == 0 for phase, other in taken)
     return after + before

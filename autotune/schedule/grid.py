@@ -1,9 +1,9 @@
-"""Times and memory as whole numbers, which is what CP-SAT reasons about, and what that costs in truth.
+"""Times and memory as integers, for CP-SAT, and the error that this causes.
 
-If all times are multiples of one number that is not too small, the grid is exact. Otherwise it is a small part of what one
-micro-batch keeps the busiest device busy, and durations (with the link behind them) are rounded up, so that a schedule on the
-grid is a schedule in truth. Rounding lengthens a path of k blocks by less than k units: bounds proven on the grid are
-lowered by as much (`Grid.bound_s`).
+If all times are multiples of one number that is not too small, the grid is exact. Otherwise a grid unit is a small fraction of
+the work of one micro-batch on the busiest device, and durations (with the link after them) are rounded up, so a schedule on
+the grid is valid for the real times. Rounding lengthens a path of k blocks by less than k grid units: bounds proven on the
+grid are lowered by as much (`Grid.bound_s`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MEMORY_STEPS = 2**32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
-    """A block graph in whole numbers."""
+    """A block graph in integers."""
 
     graph: BlockGraph
     unit_s: float
@@ -38,7 +38,7 @@ class Grid:
     """Of each device. None: it can never be reached, whatever the order."""
 
     def finer(self, factor: int) -> Grid:
-        """The same with so many steps for each of its own."""
+        """The same grid, refined by a factor."""
         return dataclasses.replace(
             self,
             unit_s=self.unit_s / factor,
@@ -47,12 +47,12 @@ class Grid:
         )
 
     def bound_s(self, units: int, num_roundings: int) -> float:
-        """What a bound on the grid says of the truth, if at most so many durations lie on the path behind it."""
+        """A bound on the real times from a bound on the grid, with at most so many rounded durations on its path."""
         return (units if self.exact else max(units - num_roundings, 0)) * self.unit_s
 
 
 def make_grid(graph: BlockGraph, steps: int = FINE) -> Grid:
-    """The finest grid that pays: exact if there is one."""
+    """The exact grid if there is one, else one of `steps` steps."""
     unit = _exact_unit(graph)
     exact = unit is not None
     if unit is None:
@@ -85,15 +85,15 @@ def _exact_unit(graph: BlockGraph) -> Fraction | None:
 
 
 def _up(seconds: float, unit: Fraction) -> int:
-    """Rounded up, but for the error of a float."""
+    """Rounded up, with a tolerance for the error of floats."""
     units = seconds / float(unit)
     nearest = round(units)
     return nearest if abs(units - nearest) <= 1e-9 * max(units, 1.0) else math.ceil(units)
 
 
 def _whole_memory(graph: BlockGraph) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
-    """Changes and limits in whole numbers: as they are if they are whole, else on a fine grid. There limits are raised by more than
-    rounding can add up to: what is proven impossible is, and what rounding alone made possible does not pass the checker."""
+    """Changes and limits as integers: unchanged if they are integers, else on a fine grid with limits raised by more than the sum of
+    all roundings. A proof of infeasibility then holds; a schedule that only rounding allows fails the check."""
     changes = [block.memory for block in graph.blocks]
     largest = max((abs(change) for change in changes), default=0.0)
     finite = [limit for limit in graph.memory if math.isfinite(limit)]

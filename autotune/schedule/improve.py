@@ -1,8 +1,8 @@
-"""A finite schedule made shorter, piece by piece.
+"""Shortens a finite schedule piece by piece.
 
-Large neighbourhood search (Shaw 1998): the blocks within a span of time are put in order anew by CP-SAT, the rest keeps its order.
-Warm-up and cool-down come first, as a schedule of many micro-batches wastes its time there; then spans in between, of growing size.
-A schedule small enough is one piece, and then the answer is the optimum.
+Large neighbourhood search (Shaw 1998): CP-SAT reorders the blocks within a span of time, the rest keeps its order. Warm-up and
+cool-down come first, since a schedule of many micro-batches is idle mostly there; then spans in between, of growing size.
+A schedule that is small enough is one piece, and the answer is the optimum.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _PIECE = 60
 """Steps of a piece that CP-SAT still solves in a second or so."""
 _PIECE_S = 2.0
 _FRUITLESS = 3
-"""Rounds of pieces in a row that change nothing, after which nothing more is expected."""
+"""Consecutive rounds without a change after which the search ends."""
 _SMALL = 100
-"""Steps of a schedule that is worth a try as a whole."""
+"""The most steps of a schedule that is solved as a whole."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Improved:
-    """The schedule and what no schedule can be below, if that was proven here."""
+    """The schedule, and a lower bound if one was proven here."""
 
     table: Timetable
     bound_s: float
@@ -43,7 +43,7 @@ def improve(
     left_s: Callable[[], float],
     seed: int = 0,
 ) -> Improved:
-    """Make it shorter until it meets the bound, the time is over, or rounds of pieces change nothing any more."""
+    """Shorten it until it reaches the bound, the time is over, or rounds of pieces change nothing."""
     best = table
     if is_small(table):
         solved = _whole(best, grid, left_s())
@@ -63,7 +63,7 @@ def improve(
 
 
 def is_small(table: Timetable) -> bool:
-    """Is it small enough to be solved as a whole?"""
+    """Whether it is small enough to be solved as a whole."""
     return len(table.graph.blocks) * table.num_microbatches <= _SMALL
 
 
@@ -140,19 +140,19 @@ def _cut(grid: Grid, order: list[list[Step]], starts: dict[Step, int], inside: s
             if (source, microbatch) not in inside:
                 moments.append(starts[source, microbatch] + lag)
         release[block, microbatch] = max(moments)
-    ways = _ways(grid, order, starts, inside)
+    paths = _paths(grid, order, starts, inside)
     device_tail = {}
     for device, one in enumerate(order):
         last = max((place for place, step in enumerate(one) if step in inside), default=len(one))
         if last + 1 < len(one):
-            device_tail[device] = ways[one[last + 1]]
+            device_tail[device] = paths[one[last + 1]]
     tail = {}
     followers = _followers(grid)
     for block, microbatch in inside:
         after = [0]
         for follower, lag in followers[block]:
             if (follower, microbatch) not in inside:
-                after.append(lag - grid.times[block] + ways[follower, microbatch])
+                after.append(lag - grid.times[block] + paths[follower, microbatch])
         tail[block, microbatch] = max(after)
     return Piece(
         steps=sorted(inside),
@@ -165,14 +165,14 @@ def _cut(grid: Grid, order: list[list[Step]], starts: dict[Step, int], inside: s
     )
 
 
-def _ways(grid: Grid, order: list[list[Step]], starts: dict[Step, int], inside: set[Step]) -> dict[Step, int]:
-    """For each step that is not inside: the longest way from its start to the end of the schedule."""
+def _paths(grid: Grid, order: list[list[Step]], starts: dict[Step, int], inside: set[Step]) -> dict[Step, int]:
+    """For each step outside the piece: the longest path from its start to the end of the schedule."""
     after: dict[Step, list[Step]] = {}
     for one in order:
         for step, following in pairwise(one):
             after.setdefault(step, []).append(following)
     followers = _followers(grid)
-    ways: dict[Step, int] = {}
+    paths: dict[Step, int] = {}
     rank = {block: place for place, block in enumerate(grid.graph.topological)}
     places = {step: place for one in order for place, step in enumerate(one)}
     for step in sorted(starts, key=lambda s: (starts[s], places[s], rank[s[0]]), reverse=True):
@@ -180,10 +180,10 @@ def _ways(grid: Grid, order: list[list[Step]], starts: dict[Step, int], inside: 
             continue
         block, microbatch = step
         ends = [grid.times[block]]
-        ends += [grid.times[block] + ways[other] for other in after.get(step, ()) if other in ways]
-        ends += [lag + ways[f, microbatch] for f, lag in followers[block] if (f, microbatch) in ways]
-        ways[step] = max(ends)
-    return ways
+        ends += [grid.times[block] + paths[other] for other in after.get(step, ()) if other in paths]
+        ends += [lag + paths[f, microbatch] for f, lag in followers[block] if (f, microbatch) in paths]
+        paths[step] = max(ends)
+    return paths
 
 
 def _followers(grid: Grid) -> list[list[tuple[int, int]]]:
@@ -195,7 +195,7 @@ def _followers(grid: Grid) -> list[list[tuple[int, int]]]:
 
 
 def _grid_starts(grid: Grid, order: list[list[Step]]) -> dict[Step, int]:
-    """Earliest starts in units of the grid."""
+    """Earliest starts in grid units."""
     starts = earliest(grid.graph, grid.times, grid.edges, order)
     assert starts is not None, "a schedule that was valid is not"
     return starts

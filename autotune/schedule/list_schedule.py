@@ -1,7 +1,7 @@
-"""List schedules of any graph: again and again, of the blocks that could start first, the one that matters most starts.
+"""List schedules of any graph: of the blocks with the earliest possible start, the one of highest priority starts next.
 
-The classic greedy of scheduling (Graham 1966), with memory kept safe by the banker's rule. Which blocks matter most is the
-priority, and each priority is a member of the portfolio: deepest first is what 1F1B does, widest first what GPipe does.
+The classic greedy of scheduling (Graham 1966), with memory kept safe by the banker's rule. Each priority rule is a member of
+the portfolio: deepest first is the order of 1F1B, widest first that of GPipe.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from autotune.schedule.timing import Order
 from autotune.workloads.blocks import WEIGHT, BlockGraph
 
 Priority = Callable[[int, int], tuple[float, ...]]
-"""Of a block and a micro-batch; the smallest goes first."""
+"""Of a block and a micro-batch; the smallest starts first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """How a list schedule chooses."""
+    """A priority rule of list schedules."""
 
     priority: Priority
     patience: float = 0.0
-    """A weight part counts as starting later by so many times its duration: others that come within it go first."""
+    """A weight part counts as starting later by so many times its duration: blocks that are ready by then start first."""
 
 
 def list_order(graph: BlockGraph, num_microbatches: int, fitting: tuple[int, ...], rule: Rule) -> Order:
@@ -34,7 +34,7 @@ def list_order(graph: BlockGraph, num_microbatches: int, fitting: tuple[int, ...
 
 
 def priorities(graph: BlockGraph) -> dict[str, Priority]:
-    """Deepest, widest, oldest first, longest way to the end first."""
+    """Deepest, widest, oldest first, longest path to the end first."""
     depth = {block: place for place, block in enumerate(graph.topological)}
     tails = tails_s(graph)
     late = [float(block.part == WEIGHT) for block in graph.blocks]
@@ -66,7 +66,7 @@ class _Lister:
 
     def run(self) -> Order:
         for block in range(len(self._graph.blocks)):
-            self._offer(block)
+            self._enqueue(block)
         for _ in range(self._num * len(self._graph.blocks)):
             self._start(self._choose())
         return self._order
@@ -93,13 +93,13 @@ class _Lister:
             self._free_s[device] = start_s + given.seconds
             self._order[device].append((block, microbatch))
         for other in (block, *self._followers[block]):
-            self._offer(other)
+            self._enqueue(other)
         for other in sorted(self._parked):
             if not set(given.devices).isdisjoint(self._graph.blocks[other].devices):
                 self._parked.discard(other)
                 self._push(other, self._key_s(other))
 
-    def _offer(self, block: int) -> None:
+    def _enqueue(self, block: int) -> None:
         """Put the block's next micro-batch on the list, if what it waits for has been started."""
         microbatch = self._next[block]
         if block in self._listed or microbatch == self._num:

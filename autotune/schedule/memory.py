@@ -1,9 +1,9 @@
-"""Does one micro-batch fit, and in which order; and when is it safe to begin another?
+"""Memory of schedules: an order in which one micro-batch fits, and when it is safe to start another.
 
-A schedule exists for any number of micro-batches if one fits: they can run one after another. Beginning more than one may end
-in a deadlock, each holding what the next block of another needs. As in the banker's algorithm (Dijkstra 1965) a block is
-started only if all micro-batches in flight could still be finished one by one, oldest first; devices do not share memory, so
-this is asked device by device.
+A schedule exists for any number of micro-batches if one fits: they can run one after another. Starting more than one may end
+in a deadlock, where each holds memory that the next block of another needs. As in the banker's algorithm (Dijkstra 1965), a
+block starts only if all micro-batches in flight can still be finished one by one, oldest first. Devices do not share
+memory, so the check is per device.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def fitting_order(graph: BlockGraph, num_microbatches: int = 1) -> tuple[int, ..
 
 
 def within(held: float, limit: float) -> bool:
-    """Is it within the limit, but for the error of a sum of floats?"""
+    """Whether it is within the limit, with a tolerance for sums of floats."""
     return held <= limit or held <= limit + 1e-9 * abs(limit)
 
 
 class Bank:
-    """What the devices hold while a schedule is made, and whether a block may start now."""
+    """The memory of the devices while a schedule is made, and whether a block may start."""
 
     def __init__(self, graph: BlockGraph, order: tuple[int, ...]) -> None:
         self._graph = graph
@@ -44,12 +44,12 @@ class Bank:
         self._rest: dict[tuple[int, int], tuple[float, float]] = {}
 
     def is_safe(self, block: int, microbatch: int) -> bool:
-        """Could everything in flight still be finished after this start?"""
+        """Whether all micro-batches in flight can still be finished after this start."""
         change = self._graph.blocks[block].memory
         return change <= 0 or all(self._is_safe(d, block, microbatch) for d in self._graph.blocks[block].devices)
 
     def start(self, block: int, microbatch: int) -> None:
-        """Take or give back what the block says."""
+        """Apply the memory change of the block."""
         for device in self._graph.blocks[block].devices:
             done = self._open[device].get(microbatch, 0) | self._bit[device][block]
             self._held[device] += self._graph.blocks[block].memory
@@ -75,7 +75,7 @@ class Bank:
         return True
 
     def _remaining(self, device: int, done: int) -> tuple[float, float]:
-        """How much more a micro-batch takes at most until it is finished, and in all, if it has done so much."""
+        """From this progress on: the most memory that a micro-batch adds until it is finished, and the net change."""
         if (found := self._rest.get((device, done))) is not None:
             return found
         level = peak = 0.0
@@ -88,7 +88,7 @@ class Bank:
 
 
 def _greedy(graph: BlockGraph) -> tuple[tuple[int, ...], tuple[int, int, float] | None]:
-    """Blocks that give memory back as soon as possible, else the first that fits; and what did not fit, if anything."""
+    """Blocks that free memory as soon as possible, else the first that fits; and the block that did not fit, if any."""
     held = [0.0] * graph.num_devices
     waits = [len(before) for before in graph.before]
     order: list[int] = []
@@ -130,7 +130,7 @@ def _too_small(graph: BlockGraph, block: int, device: int, held: float) -> Infea
 
 
 def _check_rest(graph: BlockGraph, num_microbatches: int) -> None:
-    """What is never given back adds up over the micro-batches."""
+    """Memory that is never freed accumulates over the micro-batches."""
     for device, limit in enumerate(graph.memory):
         blocks = [graph.blocks[index] for index in graph.on_device[device]]
         left = math.fsum(block.memory for block in blocks)

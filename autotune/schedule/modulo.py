@@ -5,9 +5,9 @@ circle of length T, so for each pair either p_i + d_i ≤ p_j and p_j + d_j ≤ 
 at the start of each block a that takes memory is Σ_i m_i·([p_i ≤ p_a] − q_i), which must be within the limit. That is one small
 CP-SAT model for a given T. Stretching a schedule keeps it valid, so an infeasible T rules out all below it.
 
-Tessel (arXiv 2311.15269) enumerates which micro-batch each block of the repetend belongs to and asks z3 for each; the q are those
-numbers, and the solver searches over them itself. A device whose blocks do not give back all they take has no steady state:
-there the limit is left to the finite schedule.
+Tessel (arXiv 2311.15269) enumerates which micro-batch each block of the repetend belongs to and runs z3 on each; here the q are
+those numbers, and the solver searches over them itself. A device whose blocks do not free all they allocate has no steady
+state: its limit is checked in the finite schedule only.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Repetend:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """What came of one period."""
+    """The outcome for one period."""
 
     outcome: Outcome
     repetend: Repetend | None
 
 
-def find_repetend(  # noqa: PLR0913 - one question with what may help to answer it
+def find_repetend(  # noqa: PLR0913 - one model and its hints
     grid: Grid,
     period: int,
     time_s: float,
@@ -53,7 +53,7 @@ def find_repetend(  # noqa: PLR0913 - one question with what may help to answer 
 ) -> Attempt:
     """A repetend of this period, or the proof that there is none, if the time is enough; `short`: of least latency.
 
-    `phases`: where some blocks are to be in the period; that there is none then says nothing of others.
+    `phases`: fixed positions of some blocks in the period; infeasibility then holds for these positions only.
     """
     if any(duration > period for duration in grid.times):
         return Attempt(outcome=Outcome.INFEASIBLE, repetend=None)
@@ -74,7 +74,7 @@ def find_repetend(  # noqa: PLR0913 - one question with what may help to answer 
 
 
 def is_repetend(grid: Grid, repetend: Repetend) -> bool:
-    """Does it keep every rule? Asked of what was not made by the model."""
+    """Whether a schedule that the model did not make keeps every rule."""
     period, starts = repetend.period, repetend.starts
     for block, edges in enumerate(grid.edges):
         if any(starts[block] < starts[source] + lag for source, lag in edges):
@@ -157,7 +157,7 @@ class _Problem:
             for block in blocks
             for shift in (0, self._period)
         ]
-        self.model.add_no_overlap(copies)  # implied by the pairs, and helps the solver to see it
+        self.model.add_no_overlap(copies)  # implied by the pairs; it helps the solver
 
     def _memory(self, device: int, blocks: tuple[int, ...]) -> None:
         limit = _steady_limit(self._grid, device)
@@ -174,7 +174,7 @@ class _Problem:
                 self.model.add(sum(held) <= limit)
 
     def _break_symmetry(self) -> None:
-        """Time may begin anywhere: at the first block. Of a component with one source the first round is round 0."""
+        """Breaks symmetry: the first block starts at 0; in a component with one source, that block is in round 0."""
         first = self._graph.topological[0]
         self.model.add(self.phases[first] == 0)
         for sources in _components(self._graph).values():

@@ -1,8 +1,9 @@
 """The shortest period: from a repetend that exists down to a bound that is proven.
 
-A greedy repetend comes first: it is there at once and, on 32 devices, where the solver finds none. Then the bound that needs no search, mostly the work of the busiest device: if it can be reached, it is optimal and nothing else needs to be asked. If it is proven out of
-reach, the periods between it and the best repetend are halved again and again, then on a finer grid, as the shortest period may be
-a fraction of the times. Where the solver runs out of time the search goes on above, and the bound stays where it was proven.
+A greedy repetend comes first: it takes little time and works on 32 devices, where the solver finds none. Then the analytic bound
+is tried, mostly the work of the busiest device: if it is feasible, it is optimal. If it is proven infeasible, the interval
+between it and the best repetend is bisected, then again on a finer grid, since the shortest period may be a fraction of the
+times. Where the solver runs out of time, the search continues above, and the bound stays where it was proven.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from autotune.schedule.solver import Outcome
 from autotune.schedule.timing import Order, earliest
 
 _FINE_STEPS = 64
-"""A period is looked for on a grid of about so many steps."""
+"""Steps of the grid on which a period is searched."""
 _AT_ONCE_SHARE = 0.4
-"""Of the time, for that bound."""
+"""Share of the time for the analytic bound."""
 _KEPT_SHARE, _KEPT_S = 0.5, 3.0
-"""Of the time that is left then, and for one period, with places kept for blocks on several devices."""
+"""Shares of the remaining time, and for one period, with reservations for blocks on several devices."""
 _GROWTH = 1.03
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Period:
-    """The best repetend and what is proven about it."""
+    """The best repetend and its proven bound."""
 
     repetend: Repetend
     grid: Grid
@@ -48,10 +49,10 @@ def shortest_period(
     fitting: tuple[int, ...],
     hint: Repetend | None,
     left_s: Callable[[], float],
-    heard: Callable[[Period], None],
+    on_progress: Callable[[Period], None],
 ) -> Period:
     """Search until it is proven or no time is left."""
-    return _Search(grid, fitting, hint, left_s, heard).run()
+    return _Search(grid, fitting, hint, left_s, on_progress).run()
 
 
 class _Search:
@@ -61,15 +62,15 @@ class _Search:
         fitting: tuple[int, ...],
         hint: Repetend | None,
         left_s: Callable[[], float],
-        heard: Callable[[Period], None],
+        on_progress: Callable[[Period], None],
     ) -> None:
-        self._grid, self._left_s, self._heard = grid, left_s, heard
+        self._grid, self._left_s, self._on_progress = grid, left_s, on_progress
         self._least_s = period_bound_s(grid.graph)
         self._best = _alone(grid, fitting)
         if hint is not None and hint.period < self._best.period and is_repetend(grid, hint):
             self._best = hint
         self._low = max(math.ceil(self._least_s / self._grid.unit_s - 1e-6) - 1, 0)
-        """The largest period that is known to be out of reach."""
+        """The largest period that is proven infeasible."""
 
     def run(self) -> Period:
         self._tell()
@@ -86,14 +87,14 @@ class _Search:
         return self._period()
 
     def _climb(self, time_s: float) -> None:
-        """Where the solver is lost: from the bound upwards, with places kept for blocks on several devices, which leaves the others
-        little to do with each other. Proves nothing.
+        """For large graphs: from the bound upwards, with reservations for blocks on several devices, which decouples the others.
+        Proves nothing.
         """
         until_s = self._left_s() - time_s
-        ways = [phases for phases in kept_phases(self._grid) if phases]
+        reservations = [phases for phases in kept_phases(self._grid) if phases]
         period = self._low + 1
-        while ways and period < self._best.period and self._left_s() > until_s:
-            for phases in ways:
+        while reservations and period < self._best.period and self._left_s() > until_s:
+            for phases in reservations:
                 limit_s = min(_KEPT_S, self._left_s() - until_s)
                 turned = _turned(self._grid, phases, period)
                 if turned and self._try(period, limit_s, phases=turned) is not Outcome.UNKNOWN:
@@ -120,7 +121,7 @@ class _Search:
         return attempt.outcome
 
     def _refine(self) -> bool:
-        """A finer grid, if the times allow it and it pays."""
+        """A finer grid, if the times allow it and it can help."""
         if not self._grid.exact or self._best.period >= _FINE_STEPS or self._least_s == 0:
             return False
         factor = math.ceil(_FINE_STEPS / self._best.period)
@@ -144,11 +145,11 @@ class _Search:
         )
 
     def _tell(self) -> None:
-        self._heard(self._period())
+        self._on_progress(self._period())
 
 
 def _turned(grid: Grid, phases: Mapping[int, int], period: int) -> dict[int, int]:
-    """The same places counted from the first block, with which a period begins; nothing where they do not fit into it."""
+    """The same reservations relative to the first block, at which a period begins; none where they do not fit into it."""
     if sum(grid.times[block] for block in phases) > period:
         return {}
     zero = phases.get(grid.graph.topological[0], 0)
@@ -171,7 +172,7 @@ def _alone(grid: Grid, fitting: tuple[int, ...]) -> Repetend:
 
 
 def repetend_in(grid: Grid, order: Order, num: int) -> Repetend | None:
-    """What a schedule of many micro-batches repeats in its middle; a repetend only if it has settled by then."""
+    """The pattern in the middle of a schedule of many micro-batches: a repetend if the schedule is in steady state there."""
     graph = grid.graph
     starts = earliest(graph, grid.times, grid.edges, order)
     if starts is None or num < 3:

@@ -1,7 +1,7 @@
-"""Schedules that take no search: what the answer is never worse than.
+"""Schedules without a search: the answer is never worse than the best of them.
 
 For chains the classic ones; zero-bubble orders (Qi et al. 2023: the weight part of backward fills the gaps) where backward can be
-split, on V-shaped placements too (two stages per device, there and back); for any graph list schedules by several priorities, and
+split, on V-shaped placements too (two stages per device, in opposite order); for any graph list schedules by several priorities, and
 one micro-batch after another, which always fits.
 """
 
@@ -14,14 +14,14 @@ from autotune.schedule.check import replay
 from autotune.schedule.classic import DeviceOrder, classic_orders, find_chain, zero_bubble_order
 from autotune.schedule.list_schedule import Rule, list_order, priorities
 from autotune.schedule.timing import Order, timetable
-from autotune.workloads.blocks import INPUT, WEIGHT, BlockGraph, Timetable
+from autotune.workloads.blocks import INPUT, WEIGHT, BlockGraph, Timetable, half_name
 
 _PATIENCE = (0.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """A schedule and what it is called."""
+    """A schedule and its name."""
 
     name: str
     table: Timetable
@@ -65,7 +65,7 @@ def _split_orders(
 def _zero_bubble(
     graph: BlockGraph, parts: BlockGraph, num: int, fitting: tuple[int, ...]
 ) -> Iterator[tuple[str, Order]]:
-    """By hand for one stage per device; with several (V-shaped: there and back), deepest first and weight parts last."""
+    """A closed form for one stage per device; with several (V-shaped), deepest first and weight halves last."""
     chain = find_chain(graph)
     if chain is None or not chain.backward or not all(graph.blocks[block].split for block in chain.backward):
         return
@@ -86,10 +86,10 @@ def _one_by_one(graph: BlockGraph, num: int, fitting: tuple[int, ...]) -> Order:
 
 
 def _in_parts(graph: BlockGraph, parts: BlockGraph, order: DeviceOrder) -> Order:
-    """The weight part right after the input part."""
+    """Each weight half directly after its input half."""
     pieces = {}
     for index, block in enumerate(graph.blocks):
-        names = [f"{block.name}.{INPUT}", f"{block.name}.{WEIGHT}"] if block.split else [block.name]
+        names = [half_name(block.name, half) for half in (INPUT, WEIGHT)] if block.split else [block.name]
         pieces[index] = [parts.index[name] for name in names]
     return [[(part, microbatch) for block, microbatch in one for part in pieces[block]] for one in order]
 

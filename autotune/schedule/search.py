@@ -2,7 +2,7 @@
 
 Portfolio, then the shortest period by modulo scheduling, its repetends expanded to the real number of micro-batches, then
 improvement piece by piece. The shortest period is not always the shortest makespan: 1F1B won by 2-5 % on some unequal chains, so
-everything is judged by the makespan it gives, and the answer is never worse than any member of the portfolio. Where backward can
+candidates are compared by makespan, and the answer is never worse than any member of the portfolio. Where backward can
 be split, all of it is done for both graphs, whole and split.
 """
 
@@ -28,7 +28,7 @@ from autotune.workloads.errors import InfeasiblePlanError, SpecError
 DEFAULT_TIME_S = 60.0
 _LEAST_IMPROVING_S = 0.3
 _LEAST_SOLVING_S = 3.0
-"""What improvement gets at least without a time limit; the second for a schedule that may be solved as a whole."""
+"""The least time for improvement without a time limit; the second for a schedule that may be solved as a whole."""
 _PERIOD_SHARE = 0.6
 _SHORT_S = 1.0
 """For a repetend of low latency."""
@@ -36,7 +36,7 @@ _SHORT_S = 1.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """What is known so far."""
+    """The state of a search."""
 
     doing: str
     seconds: float
@@ -49,12 +49,12 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """The schedule, and what is proven about it."""
+    """The schedule and its proven bounds."""
 
     table: Timetable
     replay: Replay
     winner: str
-    """What the schedule was made by."""
+    """The method that made the schedule."""
     period_s: float
     """Of the best repetend, not of this schedule alone: more micro-batches approach one period each."""
     period_bound_s: float
@@ -83,21 +83,21 @@ def search(
     num_microbatches: int,
     *,
     time_s: float | None = None,
-    heard: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Answer:
     """The best schedule found within the time; InfeasiblePlanError if one micro-batch does not fit.
 
-    Without a time, improvement of the makespan is given as long again as everything before it took, within `DEFAULT_TIME_S`.
+    Without a time limit, improvement takes as long as everything before it, within `DEFAULT_TIME_S`.
     """
     if num_microbatches < 1:
         raise SpecError(f"the number of micro-batches is {num_microbatches}: it must be at least 1")
     load()
-    return _Search(graph, num_microbatches, time_s, heard or _nobody, clock).run()
+    return _Search(graph, num_microbatches, time_s, on_progress or _discard, clock).run()
 
 
-def _nobody(_progress: Progress) -> None:
-    """Progress that nobody hears."""
+def _discard(_progress: Progress) -> None:
+    """Discards progress."""
 
 
 class _Search:
@@ -106,13 +106,13 @@ class _Search:
         graph: BlockGraph,
         num_microbatches: int,
         time_s: float | None,
-        heard: Callable[[Progress], None],
+        on_progress: Callable[[Progress], None],
         clock: Callable[[], float],
     ) -> None:
         self._graph, self._num = graph, num_microbatches
         self._time_s = DEFAULT_TIME_S if time_s is None else time_s
         self._is_brief = time_s is None
-        self._heard, self._clock, self._began_s = heard, clock, clock()
+        self._on_progress, self._clock, self._began_s = on_progress, clock, clock()
         self._fitting = fitting_order(graph, num_microbatches)
         self._variants = [(graph, self._fitting)]
         if any(block.split for block in graph.blocks):
@@ -135,7 +135,7 @@ class _Search:
         return self._answer()
 
     def _add_split(self) -> None:
-        """Held until the weight part, memory may be too small for the split graph where it is not for the whole."""
+        """Activations are held until the weight half: a split graph may not fit where the unsplit one does."""
         parts = split_backward(self._graph)
         try:
             self._variants.append((parts, fitting_order(parts, self._num)))
@@ -153,7 +153,7 @@ class _Search:
             for member in members:
                 self._members[member.name] = member.makespan_s
                 self._take(member.name, member.table, member.makespan_s)
-        self._tell("portfolio")
+        self._report("portfolio")
 
     def _take_periods(self) -> list[Period]:
         periods = []
@@ -161,7 +161,7 @@ class _Search:
             share_s = _PERIOD_SHARE * self._left_s() / (len(self._variants) - place)
             grid = make_grid(graph, COARSE)
             period = shortest_period(
-                grid, fitting, self._hint(grid, self._best_of[place]), self._until(share_s), self._hear
+                grid, fitting, self._hint(grid, self._best_of[place]), self._until(share_s), self._on_period
             )
             periods.append(period)
         self._period = min(periods, key=lambda period: period.period_s)
@@ -169,22 +169,22 @@ class _Search:
         least_s = self._period.period_s * (1 - 1e-9)
         self._proven = all(period.proven or period.bound_s >= least_s for period in periods)
         self._period_seconds = self._clock() - self._began_s
-        self._tell("period")
+        self._report("period")
         return periods
 
     def _until(self, share_s: float) -> Callable[[], float]:
-        """What is left of a share of the time that begins now."""
+        """The remaining time of a share that begins now."""
         until_s = self._clock() + share_s
         return lambda: until_s - self._clock()
 
     def _hint(self, grid: Grid, best: _Found | None) -> Repetend | None:
-        """What the best schedule so far repeats in its middle."""
+        """The repetend in the middle of the best schedule so far."""
         return None if best is None else repetend_in(grid, order_of(best.table), self._num)
 
-    def _hear(self, period: Period) -> None:
+    def _on_period(self, period: Period) -> None:
         if self._period is None or period.period_s < self._period.period_s:
             self._period = period
-        self._tell("period")
+        self._report("period")
 
     def _take_repetends(self, graph: BlockGraph, period: Period) -> None:
         """Repetends of the best period, that found first and one of low latency, at the real number of micro-batches."""
@@ -206,7 +206,7 @@ class _Search:
             self._take("repetend", table, found.makespan_s)
 
     def _improve(self) -> None:
-        """Make the best schedule shorter; of a small problem, all variants have their optimum found."""
+        """Shorten the best schedule; for a small problem, solve all variants exactly."""
         assert self._best is not None
         if self._is_brief:
             taken_s = self._clock() - self._began_s
@@ -220,7 +220,7 @@ class _Search:
                 found = improve(one.table, make_grid(one.table.graph), self._bounds_s[place], self._left_s)
                 self._bounds_s[place] = max(self._bounds_s[place], found.bound_s)
                 self._take(f"{one.name}, improved", found.table, found.table.makespan_s)
-                self._tell("makespan")
+                self._report("makespan")
 
     def _take(self, name: str, table: Timetable, makespan_s: float) -> None:
         found = _Found(name=name, table=table, makespan_s=makespan_s)
@@ -229,7 +229,7 @@ class _Search:
             self._best_of[place] = found
         if _is_better(found, self._best):
             self._best = found
-            self._tell(name)
+            self._report(name)
 
     def _done(self) -> bool:
         assert self._best is not None
@@ -238,10 +238,10 @@ class _Search:
     def _left_s(self) -> float:
         return self._time_s - (self._clock() - self._began_s)
 
-    def _tell(self, doing: str) -> None:
+    def _report(self, doing: str) -> None:
         if self._best is None:
             return
-        self._heard(
+        self._on_progress(
             Progress(
                 doing=doing,
                 seconds=self._clock() - self._began_s,

@@ -1,4 +1,4 @@
-"""The one door to OR-tools: a model, and solving it on one thread within a time limit."""
+"""The only module that imports OR-tools: makes models, and solves them on one thread within a time limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Outcome(enum.Enum):
-    """What a solver can say of a model."""
+    """Outcomes of a solver."""
 
     OPTIMAL = "optimal"
     """Solved, and nothing is better (of a model without objective: solved)."""
@@ -15,7 +15,7 @@ class Outcome(enum.Enum):
     INFEASIBLE = "infeasible"
     """Proven."""
     UNKNOWN = "unknown"
-    """The time was too short."""
+    """The time ran out."""
 
 
 class Solved:
@@ -31,7 +31,7 @@ class Solved:
 
     @property
     def bound(self) -> int:
-        """What the objective cannot be below, by proof."""
+        """The proven lower bound of the objective."""
         return round(float(self._solver.best_objective_bound))
 
     def value(self, variable: Any) -> int:
@@ -39,7 +39,7 @@ class Solved:
 
 
 def load() -> None:
-    """Import OR-tools, which takes up to a second: before a clock is started."""
+    """Import OR-tools, which takes up to a second, before a time limit starts."""
     from ortools.sat.python import cp_model  # noqa: F401, PLC0415
 
 

@@ -1,7 +1,6 @@
 """From orders to times: every block of every micro-batch as early as the order of its devices allows.
 
-For a given order no schedule is shorter, and what the devices hold does not depend on times at all: so a search needs to
-choose orders only.
+For a given order no schedule is shorter, and memory does not depend on times: a search chooses orders only.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Order = Sequence[Sequence[tuple[int, int]]]
 
 
 def timetable(graph: BlockGraph, num_microbatches: int, order: Order) -> Timetable | None:
-    """Everything as early as possible; None if the order has no beginning, as each waits for another."""
+    """Every block as early as possible; None if the order has a dependency cycle."""
     starts = earliest_starts(graph, order)
     if starts is None:
         return None
@@ -33,7 +32,7 @@ def timetable(graph: BlockGraph, num_microbatches: int, order: Order) -> Timetab
 
 
 def earliest_starts(graph: BlockGraph, order: Order) -> dict[tuple[int, int], float] | None:
-    """The moment at which each can start, in seconds."""
+    """The earliest start of each, in seconds."""
     times = [block.seconds for block in graph.blocks]
     edges = [[(source, times[source] + delay_s) for source, delay_s in before] for before in graph.before]
     return earliest(graph, times, edges, order)
@@ -42,7 +41,7 @@ def earliest_starts(graph: BlockGraph, order: Order) -> dict[tuple[int, int], fl
 def earliest(
     graph: BlockGraph, times: Sequence[Number], edges: Sequence[Sequence[tuple[int, Number]]], order: Order
 ) -> dict[tuple[int, int], Number] | None:
-    """The moment at which each can start, in the unit of the times; edges say how long after the start of another."""
+    """The earliest start of each, in the unit of the times; an edge is the least time between two starts."""
     place = [0] * len(order)
     free: list[Any] = [0 * times[0]] * len(order)
     starts: dict[tuple[int, int], Any] = {}
@@ -74,7 +73,7 @@ def earliest(
 def order_by(
     graph: BlockGraph, num_microbatches: int, when: Callable[[int, int], float]
 ) -> list[list[tuple[int, int]]]:
-    """Each device takes its blocks in the order of their moments; where they are equal, in the order of the graph."""
+    """Each device runs its blocks in the order of these times; ties in the order of the graph."""
     rank = {block: place for place, block in enumerate(graph.topological)}
     steps = [(block, microbatch) for block in range(len(graph.blocks)) for microbatch in range(num_microbatches)]
     keys = {step: (when(*step), step[1], rank[step[0]]) for step in steps}

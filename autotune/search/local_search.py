@@ -7,24 +7,21 @@ the split that is left, until no move helps. Optuna on the same prediction is th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
+from autotune.search.methods import Judge, PredictedSearch
 from autotune.space.space import Space
 from autotune.workloads.plan import Plan
 
-Judge = Callable[[Plan], float]
-"""Smaller is better; infinite where a plan cannot run."""
 _STARTS = 3
 _MOVES = (8, 4, 2, 1)
 
 
 def knob_plans(space: Space, samples: tuple[int, ...]) -> list[Plan]:
     """Every choice of the knobs that are not the split, each plan once; and every plan with stages, which have no split."""
-    return list(
-        dict.fromkeys([*(space.with_knobs(samples, knobs) for knobs in space.all_knobs()), *space.staged.plans])
-    )
+    return list(dict.fromkeys([*(space.with_knobs(samples, knobs) for knobs in space.grid()), *space.staged.plans]))
 
 
 def moved(plan: Plan, space: Space) -> list[Plan]:
@@ -69,3 +66,8 @@ def descend(space: Space, start: tuple[int, ...], judge: Judge, *, most: int = 2
         if best[1].pipeline is None:
             best_of(knob_plans(space, best[1].batch.samples))
     return sorted(seen.values(), key=lambda entry: entry[0])
+
+
+def search(asked: PredictedSearch) -> list[tuple[float, Plan]]:
+    """As `--method descent`."""
+    return descend(asked.space, asked.start, asked.judge, most=asked.evaluations)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import optuna
 
 from autotune.results.store.record import TrialRecord
-from autotune.space.space import MIN_BUCKET_LOG2, Proposal, Space
+from autotune.space.comm_knobs import MIN_BUCKET_LOG2
+from autotune.space.space import Proposal, Space
 from autotune.workloads.plan import BatchPlan, CommPlan, Plan
 from autotune.workloads.split import proportional
 

@@ -1,14 +1,14 @@
-"""The Optuna study: rank 0 asks, the job measures, rank 0 tells. The only door to Optuna.
+"""The Optuna study: rank 0 asks, the job measures, rank 0 tells.
 
-Our records are the truth and Optuna's SQLite file follows them: on start every record that Optuna has not heard of is
-told (a trial measured but not told is told, never rerun), what it still believes to be running is closed and queued
-again, and a lost file is rebuilt. A point whose plan has been measured already is answered from the record.
+Our records are the truth and Optuna's SQLite file follows them. On start every record that the file lacks is added (a trial
+that was measured is never rerun), a trial that the file has as running is closed and queued again, and a lost file is rebuilt.
+A point whose plan has been measured already is answered from the record.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from optuna.trial import TrialState as OptunaState
 from optuna.trial import create_trial
 
 from autotune.results.store.record import TrialRecord, TrialState
-from autotune.space.space import Knob, Proposal, Space
+from autotune.space.knob import Values
+from autotune.space.space import Proposal, Space
 from autotune.workloads.errors import StoreError, unknown_name
-from autotune.workloads.plan import Plan
 
 SAMPLERS = ("tpe", "random")
 _STARTUP_TRIALS = 5
@@ -28,7 +28,7 @@ _MAX_REPEATS = 50
 """Asked-for points in a row whose plans are all known: the space is used up."""
 
 
-class Search:
+class SearchStudy:
     """Proposes plans and learns from records."""
 
     def __init__(
@@ -43,23 +43,17 @@ class Search:
         self._study.sampler = make_sampler(sampler, seed + len(self._study.trials))
         self._asked: dict[int, optuna.Trial] = {}
 
-    def enqueue(self, samples: Sequence[int], knobs: Mapping[str, Any] | None = None) -> None:
-        """Propose this split and these knobs next; the sampler chooses the rest."""
-        self._study.enqueue_trial(self._space.log_shares(samples) | dict(knobs or {}))
-
-    def enqueue_plan(self, plan: Plan) -> None:
-        """Propose this plan next."""
-        self._study.enqueue_trial(self._space.point(plan))
-
     def proposals(self, count: int) -> list[dict[str, Any]]:
-        """Points that the sampler would try now, given all trials so far; nothing is asked of anybody."""
+        """Points that the sampler would try now, given all trials so far; no trial is started."""
         study = optuna.create_study(direction="minimize", sampler=self._study.sampler)
         study.add_trials([trial for trial in self._study.trials if trial.state.is_finished()])
         return [dict(study.ask(self._distributions).params) for _ in range(count)]
 
-    def ask(self) -> Proposal | None:
-        """The next plan that has not been measured yet; None when the space seems used up."""
+    def ask(self, samples: Sequence[int] | None = None) -> Proposal | None:
+        """The sampler's next plan that has not been measured yet, with this split if given; None when the space seems used up."""
         for _ in range(_MAX_REPEATS):
+            if samples is not None:
+                self._study.enqueue_trial(self._space.split_point(samples))
             trial = self._study.ask(self._distributions)
             plan = self._space.plan(trial.params)
             known = self._known.get(plan.fingerprint())
@@ -67,13 +61,16 @@ class Search:
                 self._asked[trial.number] = trial
                 return Proposal(number=trial.number, params=dict(trial.params), plan=plan)
             self._tell(trial, known)
+            samples = None
         return None
 
     def tell(self, record: TrialRecord) -> None:
-        """A proposal has been measured (or has failed)."""
-        assert record.search_number is not None
+        """A trial has ended: one that the sampler proposed, or one that it learns from all the same."""
         self._known[record.plan.fingerprint()] = record
-        self._tell(self._asked.pop(record.search_number), record)
+        if record.search_number is not None:
+            self._tell(self._asked.pop(record.search_number), record)
+        elif (finished := self._as_finished(record)) is not None:
+            self._study.add_trial(finished)
 
     def _tell(self, trial: optuna.Trial, record: TrialRecord) -> None:
         trial.set_user_attr("record", record.number)
@@ -83,22 +80,28 @@ class Search:
         self._study.tell(trial, value, state=state)
 
     def _reconcile(self, records: Sequence[TrialRecord]) -> None:
-        heard = {trial.user_attrs.get("record") for trial in self._study.trials if trial.state.is_finished()}
-        missing = [record for record in records if record.search_number is not None and record.number not in heard]
+        told = {trial.user_attrs.get("record") for trial in self._study.trials if trial.state.is_finished()}
+        missing = [record for record in records if record.params and record.number not in told]
         running = {trial.number: trial for trial in self._study.trials if trial.state == OptunaState.RUNNING}
         for record in missing:
             trial = running.get(record.search_number if record.search_number is not None else -1)
             if trial is not None and trial.params == record.params:
                 del running[trial.number]
                 self._tell(optuna.Trial(self._study, trial._trial_id), record)
-            else:
-                self._study.add_trial(self._as_finished(record))
+            elif (finished := self._as_finished(record)) is not None:
+                self._study.add_trial(finished)
         for trial in running.values():
             self._study.tell(trial.number, state=OptunaState.FAIL)
             self._study.enqueue_trial(trial.params, skip_if_exists=False)
 
-    def _as_finished(self, record: TrialRecord) -> optuna.trial.FrozenTrial:
+    def _as_finished(self, record: TrialRecord) -> optuna.trial.FrozenTrial | None:
+        """As a trial of the study; None where its coordinates lie outside the space."""
         state, value = _optuna_outcome(record)
+        if not all(
+            name in record.params and distribution._contains(distribution.to_internal_repr(record.params[name]))
+            for name, distribution in self._distributions.items()
+        ):
+            return None
         return create_trial(
             state=state,
             value=value,
@@ -123,14 +126,16 @@ def _memory_excess(record: TrialRecord) -> float:
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:
-    """The space in Optuna's words."""
-    return {knob.name: _distribution(knob) for knob in space.knobs()}
+    """The coordinates of the space, for Optuna."""
+    return {name: _distribution(values) for name, values in space.coordinates().items()}
 
 
-def _distribution(knob: Knob) -> BaseDistribution:
-    if knob.choices:
-        return CategoricalDistribution(knob.choices)
-    return IntDistribution(int(knob.low), int(knob.high)) if knob.whole else FloatDistribution(knob.low, knob.high)
+def _distribution(values: Values) -> BaseDistribution:
+    if values.choices:
+        return CategoricalDistribution(values.choices)
+    if values.whole:
+        return IntDistribution(int(values.low), int(values.high))
+    return FloatDistribution(values.low, values.high)
 
 
 def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autotune.simulate.factors import factor_chooser
 from autotune.space.pipeline_points import NO_STAGES, StagedPlans
-from autotune.space.space import Space, joint_space
+from autotune.space.space import Space, configurations, kinds_of, max_bucket_log2
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.graph import OpGraph
-from autotune.workloads.plan import LOSSLESS_CODECS, ONE_ROUND_CODECS
+from autotune.workloads.plan import lossless_codecs, one_round_codecs
 from autotune.workloads.split import Bounds
 from autotune.workloads.workload import PLAIN_LOOP, Loop
 
@@ -20,12 +20,13 @@ class Problem:
 
     global_batch: int
     param_bytes: int
-    graph: OpGraph
+    graph: OpGraph | None
+    """None where the model was not captured: then there are no sufficient factors and no kinds of layers to choose."""
     cluster: Cluster
     limits: Bounds
     """Fewest and most samples per rank."""
     transports: tuple[str, ...]
-    codecs: tuple[str, ...] = ONE_ROUND_CODECS
+    codecs: tuple[str, ...] = field(default_factory=one_round_codecs)
     """What a search that may be lossy chooses from."""
     loop: Loop = PLAIN_LOOP
     """What the workload states of its training loop."""
@@ -38,15 +39,16 @@ class Problem:
 
     def space(self, reference: tuple[float, ...] | None = None, *, allow_lossy: bool) -> Space:
         """What may be tuned, around these speeds of the ranks; all alike unless given."""
-        return joint_space(
+        graph = self.graph
+        return Space(
             global_batch=self.global_batch,
             limits=self.limits,
             reference=reference or (1.0,) * self.num_ranks,
             transports=self.transports,
-            codecs=self.codecs if allow_lossy else LOSSLESS_CODECS,
-            param_bytes=self.param_bytes,
-            graph=self.graph,
-            factors_for=factor_chooser(self.graph, self.cluster),
-            loop=self.loop,
+            codecs=self.codecs if allow_lossy else lossless_codecs(),
+            max_bucket_log2=max_bucket_log2(self.param_bytes),
+            factors_for=factor_chooser(graph, self.cluster) if graph is not None else None,
+            kinds=kinds_of(graph) if graph is not None else (),
             staged=self.staged,
+            **configurations(self.num_ranks, self.transports, self.loop),
         )

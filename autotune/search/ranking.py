@@ -1,7 +1,7 @@
 """Simulate, then measure: predictions of all candidates, corrected by what was measured, choose the next plan to run.
 
 Candidates are every choice of knobs with the split that the devices call for, small moves from the best plan so far, and
-what Optuna proposes over the joint space. In turn the plan with the best corrected prediction and the one with the
+what Optuna proposes over the joint space. Alternately the plan with the best corrected prediction and the one with the
 largest expected gain, which weighs what is still uncertain, is measured. When no candidate promises more than the noise
 of a measurement, there is nothing left to learn.
 """
@@ -73,12 +73,8 @@ class Ranking:
         if best is not None and best.pipeline is None:
             plans += knob_plans(self._space, best.batch.samples) + moved(best, self._space)
         plans += [self._space.plan(point) for point in proposed]
-        reached = dict.fromkeys(plan for plan in plans if self._fits(plan))
+        reached = dict.fromkeys(plan for plan in plans if self._space.holds(plan))
         return [plan for plan in reached if not self._simulator.is_tight or self._simulator.fits(plan)]
-
-    def _fits(self, plan: Plan) -> bool:
-        """Whether coordinates of the space lead to this plan: others could not be told to Optuna."""
-        return self._space.plan(self._space.point(plan)) == plan
 
     def pick(self, candidates: Sequence[Plan], records: Sequence[TrialRecord], *, explore: bool) -> Choice:
         """The candidate with the best corrected prediction or, to `explore`, with the largest expected gain."""
@@ -95,9 +91,9 @@ class Ranking:
             gain=float(gain.max()),
         )
 
-    def flush(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
+    def final(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
         """The trial of the plan to keep: of all that ran, the one with the best corrected prediction, and of those that are
-        as good the one that uses the least processor time.
+        as good the one that uses the least CPU time.
 
         Its own trials count most, those of plans like it count too: the fastest of a few noisy trials is often only lucky.
         """

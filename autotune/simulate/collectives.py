@@ -1,16 +1,17 @@
-"""What a collective puts on the hosts' links, and how often it waits for a latency, whoever carries it out.
+"""The bytes that a collective puts on the links of hosts, and the number of latencies that it pays.
 
-Hosts meet in a switch; a host has an uplink and a downlink, and ranks of one host reach each other without either. An
-emulated link and every prediction read these functions, so that they cannot disagree on what a collective is.
+All hosts are connected to one switch by an uplink and a downlink. Ranks of one host exchange data without using either.
+Emulated links and predictions call the same functions.
 
 - **ring**: 2(N-1)/N of the bytes over every edge r → r+1, in 2(N-1) rounds. Best where all links are equal.
 - **tree**: two trees that carry half each (NCCL's double binary trees): as many bytes per host as a ring, 2⌈log₂ N⌉ rounds.
-- **shards**: each rank owns a share of the bytes, everybody sends each owner its share and receives the sum. A rank that
-  owns nothing sends and receives its bytes once, which no algorithm can go below on a host of one rank; with shares in
-  proportion to what a link has to spare (a water level) the slowest host sets the pace only where it must. Ranks of one
-  host do not add up among themselves first: where they share a slow link, a ring puts less on it.
+- **shards**: owner-based reduce-scatter + all-gather. Each rank owns a share of the bytes: every rank sends the owner its part
+  and receives the sum. A rank that owns nothing sends and receives its bytes once, the minimum of any algorithm for a host
+  of one rank. Shares are proportional to the spare bandwidth of each link (water filling), so the slowest host is
+  the bottleneck only where it must be. There is no reduction within a host first: where ranks share a slow link, a ring
+  loads it less.
 
-Shares are computed here for predictions and for real groups alike.
+Predictions and process groups take their shares from here.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ class Load:
 
 
 def all_reduce_loads(kind: str, cluster: Cluster, num_bytes: float) -> list[Load]:
-    """An all-reduce of `num_bytes` over all ranks."""
+    """Loads of an all-reduce of `num_bytes` over all ranks."""
     if kind == "shards":
         return shard_loads(cluster.host_of_rank, owned_shares(cluster), num_bytes)
     return ring_loads(cluster.host_of_rank, num_bytes)
 
 
 def all_reduce_rounds(kind: str, num_ranks: int) -> int:
-    """How many messages follow one another, each with a latency."""
+    """Number of sequential messages; each pays one latency."""
     if num_ranks < 2:
         return 0
     return {"ring": 2 * (num_ranks - 1), "tree": 2 * math.ceil(math.log2(num_ranks)), "shards": 2}[kind]
@@ -63,7 +64,7 @@ def ring_loads(host_of_rank: Sequence[int], num_bytes: float) -> list[Load]:
 
 
 def shard_loads(host_of_rank: Sequence[int], shares: Sequence[float], num_bytes: float) -> list[Load]:
-    """Of shards owned by ranks; what stays within a host costs no link.
+    """Of owner shards; traffic within a host loads no link.
 
     A host of n of the N ranks that owns W of the bytes sends n·(1-W) to the other owners and its sums, W, to each of the
     N-n ranks elsewhere; as much comes in.
@@ -72,8 +73,8 @@ def shard_loads(host_of_rank: Sequence[int], shares: Sequence[float], num_bytes:
     for host in sorted(set(host_of_rank)):
         here = [share for at, share in zip(host_of_rank, shares, strict=True) if at == host]
         own, num_ranks = sum(here), len(here)
-        crossing = num_bytes * (num_ranks * (1 - own) + own * (len(shares) - num_ranks))
-        loads.append(Load(host=host, up_bytes=crossing, down_bytes=crossing))
+        leaving = num_bytes * (num_ranks * (1 - own) + own * (len(shares) - num_ranks))
+        loads.append(Load(host=host, up_bytes=leaving, down_bytes=leaving))
     return loads
 
 
@@ -88,7 +89,7 @@ def gather_loads(host_of_rank: Sequence[int], bytes_of_rank: Sequence[float]) ->
 
 
 def owned_shares(cluster: Cluster) -> list[float]:
-    """What each rank owns so that the slowest host is done soonest; equal shares where no link is stated."""
+    """The share of each rank that minimizes the time of the slowest host; equal shares where no link is stated."""
     size = len(cluster.devices)
     if len(cluster.hosts) == 1 or all(host.link is None for host in cluster.hosts):
         return [1 / size] * size
@@ -108,7 +109,7 @@ def plan_shares(cluster: Cluster) -> tuple[float, ...]:
 
 
 def server_shares(num_ranks: int, servers: Sequence[int]) -> list[float]:
-    """What each rank owns where `servers` hold the parameters, an equal share each."""
+    """The share of each rank where `servers` hold the parameters in equal shares."""
     return [1 / len(servers) if rank in servers else 0.0 for rank in range(num_ranks)]
 
 
@@ -122,7 +123,7 @@ def _host_shares(cluster: Cluster) -> list[float]:
     ranks, speeds = [len(host.devices) for host in cluster.hosts], [_speed(host) for host in cluster.hosts]
     extra = [sum(ranks) - 2 * n for n in ranks]
     t = max((n + min(c, 0)) / speed for n, c, speed in zip(ranks, extra, speeds, strict=True))
-    if min(extra) > 0:  # nobody takes more for nothing: raise t until all the bytes have an owner
+    if min(extra) > 0:  # no host owns more at no cost: raise t until every byte has an owner
         missing = 1 + sum(n / c for n, c in zip(ranks, extra, strict=True))
         t = max(t, missing / sum(speed / c for c, speed in zip(extra, speeds, strict=True)))
     least, most = [], []
@@ -140,7 +141,7 @@ def _speed(host: Host) -> float:
 
 
 def all_reduce_latency_s(kind: str, cluster: Cluster) -> float:
-    """What the rounds of an all-reduce take however few the bytes; the slowest host sets the pace. None within a host."""
+    """Seconds of the rounds of an all-reduce of no bytes, set by the slowest host; 0 within one host."""
     latencies = [host.link.latency_s for host in cluster.hosts if host.link is not None]
     if len(cluster.hosts) == 1:
         return 0.0
@@ -148,7 +149,7 @@ def all_reduce_latency_s(kind: str, cluster: Cluster) -> float:
 
 
 def hop_loads(host_of_rank: Sequence[int], source: int, target: int, num_bytes: float) -> list[Load]:
-    """A message from rank to rank takes its sender's uplink and its receiver's downlink; within a host it takes none."""
+    """A message loads the uplink of its sender's host and the downlink of its receiver's; within a host, no link."""
     sender, receiver = host_of_rank[source], host_of_rank[target]
     if sender == receiver:
         return []
@@ -159,7 +160,7 @@ def hop_loads(host_of_rank: Sequence[int], source: int, target: int, num_bytes: 
 
 
 def hop_latency_s(cluster: Cluster, source: int, target: int) -> float:
-    """As for one round of a ring: the slower of the two hosts sets it."""
+    """The larger latency of the two hosts, as in one round of a ring."""
     hosts = {cluster.host_of_rank[source], cluster.host_of_rank[target]}
     links = [cluster.hosts[host].link for host in hosts]
     return max((link.latency_s for link in links if link is not None), default=0.0) if len(hosts) > 1 else 0.0

@@ -1,9 +1,9 @@
-"""Where costs come from: profiles, measured here or elsewhere, and datasheets. Every number knows its source.
+"""Costs from their sources: profiles, measured on this cluster or another, and datasheets. Every cost records its origin.
 
-A device that was profiled costs what its profile says; a device whose speed is only stated costs what the datasheet says
-(autotune.simulate.roofline); of a device of which nothing is known nothing is predicted. What a collective takes beyond the
-bytes on its links (software, memory copies, waking up) is taken from the profile's measured sizes, so that a prediction
-for other links keeps the overhead and exchanges the link.
+A profiled device costs what its profile measured. A device with a stated speed costs what the roofline of its datasheet
+gives (`autotune.simulate.roofline`). A device with neither is an error. The overhead of a collective beyond the bytes on
+its links (software, memory copies, wake-ups) is the measured time minus the link time, so a prediction for other
+links keeps the overhead and replaces the link time.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from autotune.results.store.forecast import Origin
 from autotune.results.store.profile import CollectiveProfile, HostLink, Profile, RankProfile
 from autotune.simulate.collectives import all_reduce_latency_s, all_reduce_rounds, ring_loads
 from autotune.simulate.cost_tables import Costs, Lines, OpTimes, TransportCosts
-from autotune.simulate.roofline import compute_s
+from autotune.simulate.roofline import OpLine, compute_s, stated_line
 from autotune.workloads.cluster import Cluster, Device, Host, Link
 from autotune.workloads.errors import SpecError
 from autotune.workloads.graph import Op, OpGraph
+from autotune.workloads.plan import TRANSPORTS
 
 DATASHEET = "datasheet"
-SLOTS = {"gloo": 2, "mpi": 1, "nccl": 1}
-"""Collectives at once: gloo has two threads, our MPI transport one."""
+"""Concurrent collectives: gloo has two threads, the MPI transport one."""
 
 
 def cost_model(graph: OpGraph, cluster: Cluster, profiles: Sequence[Profile] = ()) -> Costs:
-    """The costs of `graph` on `cluster`, from these profiles where they know its devices, else as the mix states."""
+    """The costs of `graph` on `cluster`, from these profiles where they have its devices, else as the cluster file states."""
     ranks = [_find(profiles, rank, device) for rank, device in enumerate(cluster.devices)]
     _refuse_unknown(cluster, ranks)
     hosts = tuple(_with_link(host, profiles) for host in cluster.hosts)
@@ -57,13 +57,13 @@ def cost_model(graph: OpGraph, cluster: Cluster, profiles: Sequence[Profile] = (
         memory_fixed_bytes=tuple(
             profile.memory.fixed_bytes if profile and profile.memory else None for profile in ranks
         ),
-        links_in_turn=cluster.paces_links,
+        serialized_links=cluster.paces_links,
         notes=notes,
     )
 
 
 def _find(profiles: Sequence[Profile], rank: int, device: Device) -> RankProfile | None:
-    """The profile of this rank's device: of the same rank if it is of that device, else of any such device."""
+    """The profile of a device of this name: of the same rank if there is one, else of any rank."""
     same = [entry for profile in profiles for entry in profile.ranks if entry.device == device.name]
     return next((entry for entry in same if entry.rank == rank), same[0] if same else None)
 
@@ -78,44 +78,32 @@ def _refuse_unknown(cluster: Cluster, ranks: Sequence[RankProfile | None]) -> No
 
 
 def _filled(ranks: Sequence[RankProfile | None]) -> list[RankProfile | None]:
-    """For what is not the device's own doing (data, update, codecs): a rank without a profile is taken like another's."""
+    """For costs that do not depend on the device (data, update, codecs): a rank without a profile takes another rank's."""
     other = next((profile for profile in ranks if profile is not None), None)
     return [profile or other for profile in ranks]
 
 
-def _op_line(
-    op: Op, device: Device, profile: RankProfile | None, *, backward: bool
-) -> tuple[float, float, float, float]:
-    """arithmetic, fixed, per sample, launch."""
-    measured = profile.op(op.name) if profile is not None else None
-    if profile is not None:
-        if measured is None:
-            raise SpecError(
-                f"the profile of device {profile.device!r} has no op {op.name!r}: it is of another model; profile this one"
-            )
-        fit = measured.backward if backward else measured.forward
-        return 0.0, fit.fixed_s, fit.per_sample_s, 0.0
-    factor = op.backward_factor if backward else 1.0
-    if factor == 0:
-        return 0.0, 0.0, 0.0, 0.0
-    assert device.flops_per_s is not None
-    traffic = factor / device.memory_bytes_per_s if device.memory_bytes_per_s else 0.0
-    return (
-        factor * op.flops_per_sample / device.flops_per_s,
-        traffic * op.fixed_bytes,
-        traffic * op.bytes_per_sample,
-        device.launch_s * op.num_calls,
-    )
+def _op_line(op: Op, device: Device, profile: RankProfile | None, *, backward: bool) -> OpLine:
+    """As measured where the device has a profile, else as stated."""
+    if profile is None:
+        return stated_line(op, device, backward=backward)
+    measured = profile.op(op.name)
+    if measured is None:
+        raise SpecError(
+            f"the profile of device {profile.device!r} has no op {op.name!r}: it is of another model; profile this one"
+        )
+    fit = measured.backward if backward else measured.forward
+    return OpLine(arithmetic_s=0.0, fixed_s=fit.fixed_s, per_sample_s=fit.per_sample_s, launch_s=0.0)
 
 
-def _op_times(rows: list[list[tuple[float, float, float, float]]]) -> OpTimes:
+def _op_times(rows: list[list[OpLine]]) -> OpTimes:
     values = np.array(rows, np.float64).reshape(len(rows), -1, 4)
     arithmetic, fixed, per_sample, launch = (np.ascontiguousarray(values[:, :, part]) for part in range(4))
     return OpTimes(arithmetic_s=arithmetic, fixed_s=fixed, per_sample_s=per_sample, launch_s=launch)
 
 
 def _whole(graph: OpGraph, cluster: Cluster, ranks: Sequence[RankProfile | None]) -> Lines | None:
-    """Of a rank without a profile, what its datasheet says at two sizes."""
+    """A rank without a profile takes the line through two points of its roofline."""
     if all(profile is None for profile in ranks):
         return None
     fits = [
@@ -190,24 +178,24 @@ def _transports(
 
 
 def _transport(measured: CollectiveProfile, profile: Profile, cluster: Cluster) -> TransportCosts:
-    """What was measured, less what bytes and rounds take on the links: those are computed anew for the links of `cluster`."""
+    """The measured time minus the time of bytes and rounds on the links: a prediction adds those of the links of `cluster`."""
     rows: list[tuple[float, float]] = [(row.num_bytes, row.seconds) for row in measured.rows]
     if not rows:
         rows = [(size, measured.fit.seconds(size)) for size in (measured.fit.low, measured.fit.high)]
     profiled = _profiled_cluster(profile, cluster)
     then, now = (all_reduce_rounds("ring", count) for count in (measured.num_ranks, len(cluster.devices)))
-    # A measured latency is software as well: no more of it is taken off than the links of `cluster` will add.
+    # A measured latency includes software: subtract no more of it than the links of `cluster` add again.
     latency_s = min(_round_s(profiled, then), _round_s(cluster, now)) * then
     overhead = [max(seconds - size * _link_s_per_byte(profiled) - latency_s, 0.0) for size, seconds in rows]
     return TransportCosts(
         sizes=np.array([size for size, _ in rows], np.float64),
         overhead_s=np.array(overhead) * (now / then if then else 1.0),
-        slots=SLOTS.get(measured.transport, 1),
+        slots=TRANSPORTS[measured.transport].num_slots if measured.transport in TRANSPORTS else 1,
     )
 
 
 def _profiled_cluster(profile: Profile, cluster: Cluster) -> Cluster:
-    """The mix that the profile was measured on: this one, or one made of the links that it found."""
+    """The cluster that the profile was measured on: `cluster` itself, or one made of the links in the profile."""
     if profile.cluster_fingerprint == cluster.fingerprint():
         return cluster
     links = {found.host: _measured_link(found) for found in profile.hosts}

@@ -1,4 +1,4 @@
-"""What everything costs on one mix: ops, data, updates, codecs, collectives, memory; where from is in `cost_model`."""
+"""Tables of costs on one cluster: ops, data, updates, codecs, collectives, memory. `cost_sources` fills them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 from autotune.results.store.forecast import Origin
 from autotune.simulate.data_parallel import pass_seconds
-from autotune.simulate.engine import Floats
+from autotune.simulate.task_graph import Floats
 from autotune.workloads.cluster import Cluster
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpTimes:
-    """Seconds of a pass over b samples: max(arithmetic·b, fixed + per_sample·b) + launch. Rows are ranks, columns ops."""
+    """Coefficients of `autotune.simulate.roofline.line_s`, one table each. Rows are ranks, columns ops."""
 
     arithmetic_s: Floats
     fixed_s: Floats
@@ -24,7 +24,7 @@ class OpTimes:
 
     @property
     def one_more_s(self) -> Floats:
-        """What one more sample adds to a product: its arithmetic where that is known by itself, else the measured slope."""
+        """Seconds that one more sample adds to a matrix product: the arithmetic where it is stated, else the measured slope."""
         taken: Floats = np.where(self.arithmetic_s > 0, self.arithmetic_s, self.per_sample_s)
         return taken
 
@@ -35,7 +35,7 @@ class OpTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lines:
-    """fixed + slope · x, one line a rank."""
+    """fixed + slope · x, one line per rank."""
 
     fixed_s: Floats
     slope_s: Floats
@@ -52,13 +52,13 @@ class Lines:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransportCosts:
-    """An all-reduce over one transport beyond what its bytes take on the links."""
+    """Overhead of an all-reduce over one transport, beyond the time of its bytes on the links."""
 
     sizes: Floats
     overhead_s: Floats
-    """At each of the sizes; between them a line, beyond them the slope of the last two."""
+    """At each of the sizes; interpolated between them, extrapolated with the slope of the last two."""
     slots: int = 1
-    """Collectives that the transport carries out at once."""
+    """Concurrent collectives of the transport."""
 
     def overhead(self, num_bytes: Floats) -> Floats:
         inside: Floats = np.interp(num_bytes, self.sizes, self.overhead_s)
@@ -74,14 +74,14 @@ NO_OVERHEAD = TransportCosts(sizes=np.zeros(1), overhead_s=np.zeros(1))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Costs:
-    """All costs of one workload on one mix."""
+    """All costs of one workload on one cluster."""
 
     cluster: Cluster
     forward: OpTimes
     backward: OpTimes
     whole: Lines | None
-    """Forward and backward of the whole model where all ranks were profiled. Ops are measured with probes, one by one, and
-    their errors add up; steps are measured without: an op's line says which share of the step is its own."""
+    """Forward and backward of the whole model, where a rank has a profile. Ops are measured one by one with probes, and their
+    errors add up; whole steps are measured without probes. So an op's line gives only its share of the step."""
     data: Lines
     update: Lines
     encode: Mapping[str, Lines]
@@ -89,11 +89,11 @@ class Costs:
     transports: Mapping[str, TransportCosts]
     origins: tuple[Origin, ...]
     ranges: tuple[tuple[float, float], ...]
-    """Per rank: samples at which its device was measured."""
+    """Per rank: the least and most samples of the measurement."""
     memory_fixed_bytes: tuple[float | None, ...] = ()
-    """Per rank, as metered: what is held however few the samples. None: not measured."""
-    links_in_turn: bool = True
-    """Emulated links serve one transfer after another; real ones share their bandwidth."""
+    """Per rank: metered memory that does not depend on the samples. None: not measured."""
+    serialized_links: bool = True
+    """Emulated links serialize transfers; real links share their bandwidth."""
     notes: tuple[str, ...] = field(default=())
 
     def passes(self, samples: Floats) -> tuple[Floats, Floats]:
@@ -106,7 +106,7 @@ class Costs:
         return forward_s * scale, backward_s * scale
 
     def doubts(self, samples: Sequence[int]) -> list[str]:
-        """Where a prediction for this split leaves what was measured."""
+        """Notes on where a prediction for this split extrapolates beyond the measurement."""
         beyond = [
             f"rank {rank}: {count} samples, measured from {low:g} to {high:g}"
             for rank, (count, (low, high)) in enumerate(zip(samples, self.ranges, strict=True))

@@ -1,12 +1,12 @@
 """A data-parallel step as tasks, in compiled loops: thousands of plans a second need the expansion as fast as the run.
 
-Per step and rank, in this order: load data, forward op by op, backward op by op (a unit of gradients is encoded as soon
-as its last gradient is there), decode, update. A *unit* is what travels at once, a bucket or a partition; its transfer
-waits for every rank. Without crossing the update waits for all units; with crossing a unit is updated on its own and
-the next step's forward pass waits, op by op, for the units that hold its parameters.
+The tasks of a rank in a step, in order: load data, forward op by op, backward op by op (a fusion buffer is encoded when
+its last gradient is ready), decode, update. A fusion buffer is one transfer: a bucket, or a partition of a buffer. Its
+transfer starts when it is ready on every rank. Without cross-step overlap, the update starts after all transfers. With it,
+each buffer is updated when its transfer completes, and the next step's forward ops wait for the buffers of their parameters.
 
-Where gradients are accumulated, the forward ops are those of the first pass, which waits for parameters, and the backward ops
-those of the last, which exchanges; everything between them is one task of each rank.
+With gradient accumulation, the forward ops are those of the first pass, which waits for parameters, and the backward ops
+those of the last pass, whose gradients are sent. Everything between them is one task per rank.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from autotune.simulate.engine import JOIN, TRANSFER, Floats, Ints, Tasks
 from autotune.simulate.layout import Layout
+from autotune.simulate.roofline import line_s
+from autotune.simulate.task_graph import JOIN, TRANSFER, Floats, Ints, Tasks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepCosts:
-    """Seconds of everything in a step: rows are ranks, columns are ops (in forward order) or units."""
+    """Seconds of everything in a step: rows are ranks, columns are ops (in forward order) or fusion buffers."""
 
     data_s: Floats
     forward_s: Floats
@@ -30,30 +31,30 @@ class StepCosts:
     backward_s: Floats
     """Of the last pass."""
     between_s: Floats
-    """Per rank: from the first pass's forward to the last one's backward."""
+    """Per rank: from the end of the first forward to the start of the last backward."""
     encode_s: Floats
     decode_s: Floats
     update_s: Floats
     """Per rank."""
     samples: Floats
-    """Per rank: of the largest pass."""
+    """Per rank: samples of the largest pass."""
     saved_bytes_per_sample: Floats
-    """What each op keeps for its backward pass."""
+    """Activations that each op saves for backward."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Units:
-    """What travels, in the order it is posted."""
+class FusionBuffers:
+    """All transfers of a step, in the order in which they are posted."""
 
     wire_bytes: Floats
     gradient_bytes: Floats
-    """What is encoded and decoded."""
+    """Bytes that are encoded and decoded."""
     codec: Ints
-    """Its place in `autotune.workloads.plan.CODECS`."""
+    """Index in `autotune.workloads.plan.CODECS`."""
     rebuilt_op: Ints
-    """The op whose gradient is rebuilt of factors when they arrive; -1: none."""
+    """The op whose gradient is the product of received sufficient factors; -1: none."""
     ready_op: Ints
-    """The op whose backward pass completes the unit."""
+    """The op whose backward pass completes the buffer."""
     first_op: Ints
     """The first op of the forward pass that reads its parameters."""
     priority: Ints
@@ -61,10 +62,10 @@ class Units:
     latency_s: Floats
     load_link: Ints
     load_bytes: Floats
-    """What each unit (row) puts on each link (column)."""
+    """Bytes of each buffer (row) on each link (column)."""
 
 
-def expand(costs: StepCosts, units: Units, layout: Layout) -> Tasks:
+def expand(costs: StepCosts, buffers: FusionBuffers, layout: Layout) -> Tasks:
     """All steps of a plan."""
     links, seconds, priority, latency_s, credit_bytes, memory, loads = _expand(
         costs.data_s,
@@ -76,16 +77,16 @@ def expand(costs: StepCosts, units: Units, layout: Layout) -> Tasks:
         costs.update_s,
         costs.samples,
         costs.saved_bytes_per_sample,
-        units.wire_bytes,
-        units.ready_op,
-        units.first_op,
-        units.priority,
-        units.fixed_s,
-        units.latency_s,
-        units.load_link,
-        units.load_bytes,
+        buffers.wire_bytes,
+        buffers.ready_op,
+        buffers.first_op,
+        buffers.priority,
+        buffers.fixed_s,
+        buffers.latency_s,
+        buffers.load_link,
+        buffers.load_bytes,
         layout.num_steps,
-        layout.crosses,
+        layout.crosses_steps,
         layout.coded,
         layout.num_between,
         layout.per_rank,
@@ -113,15 +114,19 @@ def expand(costs: StepCosts, units: Units, layout: Layout) -> Tasks:
     )
 
 
+_line_s = njit()(line_s)
+"""The same function, compiled."""
+
+
 @njit(cache=True)
 def pass_seconds(arithmetic_s, fixed_s, per_sample_s, launch_s, samples):
-    """Seconds of every op on every rank: max(arithmetic·b, fixed + per_sample·b) + launch; nothing for no samples."""
+    """Seconds of every op on every rank (`autotune.simulate.roofline.line_s`)."""
     taken = np.zeros(arithmetic_s.shape)
     for rank in range(taken.shape[0]):
-        if samples[rank] > 0:
-            for op in range(taken.shape[1]):
-                traffic_s = fixed_s[rank, op] + per_sample_s[rank, op] * samples[rank]
-                taken[rank, op] = max(arithmetic_s[rank, op] * samples[rank], traffic_s) + launch_s[rank, op]
+        for op in range(taken.shape[1]):
+            taken[rank, op] = _line_s(
+                arithmetic_s[rank, op], fixed_s[rank, op], per_sample_s[rank, op], launch_s[rank, op], samples[rank]
+            )
     return taken
 
 
@@ -139,20 +144,20 @@ def _expand(
     wire_bytes,
     ready_op,
     first_op,
-    unit_priority,
+    buffer_priority,
     fixed_s,
-    unit_latency_s,
-    unit_link,
-    unit_load,
+    buffer_latency_s,
+    buffer_link,
+    buffer_load,
     num_steps,
-    crosses,
+    crosses_steps,
     coded,
     num_between,
     per_rank,
     per_step,
 ):
-    num_ranks, num_ops, num_units = forward_s.shape[0], forward_s.shape[1], len(wire_bytes)
-    codes = num_units if coded else 0
+    num_ranks, num_ops, num_buffers = forward_s.shape[0], forward_s.shape[1], len(wire_bytes)
+    codes = num_buffers if coded else 0
     num_tasks = num_steps * per_step
 
     device, seconds = np.full(num_tasks, TRANSFER, np.int64), np.zeros(num_tasks)
@@ -160,21 +165,21 @@ def _expand(
     credit_bytes, memory_device = np.zeros(num_tasks), np.full(num_tasks, -1, np.int64)
     memory_at_start, memory_at_end = np.zeros(num_tasks), np.zeros(num_tasks)
     chain = num_ranks * per_rank
-    num_edges = num_steps * (chain + num_ranks * num_units * 2 + num_units + num_ranks)
-    num_edges += num_steps * num_ranks * (num_units + num_ops)
+    num_edges = num_steps * (chain + num_ranks * num_buffers * 2 + num_buffers + num_ranks)
+    num_edges += num_steps * num_ranks * (num_buffers + num_ops)
     source, target, edges = np.empty(num_edges, np.int64), np.empty(num_edges, np.int64), 0
 
     for step in range(num_steps):
         start = step * per_step
         sends = start + num_ranks * per_rank
-        meet = sends + num_units
-        for unit in range(num_units):
-            task = sends + unit
-            seconds[task], latency_s[task] = fixed_s[unit], unit_latency_s[unit]
-            credit_bytes[task], priority[task] = wire_bytes[unit], unit_priority[unit]
-            source[edges], target[edges] = task, meet
+        barrier = sends + num_buffers
+        for buffer in range(num_buffers):
+            task = sends + buffer
+            seconds[task], latency_s[task] = fixed_s[buffer], buffer_latency_s[buffer]
+            credit_bytes[task], priority[task] = wire_bytes[buffer], buffer_priority[buffer]
+            source[edges], target[edges] = task, barrier
             edges += 1
-        device[meet] = JOIN
+        device[barrier] = JOIN
         for rank in range(num_ranks):
             own = start + rank * per_rank
             forward, backward = own + 1, own + 1 + num_ops + num_between
@@ -182,9 +187,9 @@ def _expand(
             update = backward + num_ops + 2 * codes
             device[own : own + per_rank] = rank
             seconds[own] = data_s[rank]
-            if step > 0:  # the step before has ended on this rank, but for updates that cross
+            if step > 0:  # the previous step has ended on this rank, except for updates that overlap with this step
                 before = start - per_step + rank * per_rank
-                if not crosses:
+                if not crosses_steps:
                     source[edges], target[edges] = before + per_rank - 1, own
                 else:
                     source[edges], target[edges] = before + 2 * num_ops + num_between, own
@@ -203,7 +208,7 @@ def _expand(
                 source[edges], target[edges] = last, task
                 edges += 1
                 last = task
-            unit = 0
+            buffer = 0
             for place in range(num_ops):
                 op = num_ops - 1 - place
                 task = backward + place
@@ -213,44 +218,44 @@ def _expand(
                 source[edges], target[edges] = last, task
                 edges += 1
                 last = task
-                while unit < num_units and ready_op[unit] >= op:
+                while buffer < num_buffers and ready_op[buffer] >= op:
                     if coded:
-                        code = encode + unit
-                        seconds[code] = encode_s[rank, unit]
+                        code = encode + buffer
+                        seconds[code] = encode_s[rank, buffer]
                         source[edges], target[edges] = last, code
                         edges += 1
                         last = code
-                    source[edges], target[edges] = last, sends + unit
+                    source[edges], target[edges] = last, sends + buffer
                     edges += 1
-                    unit += 1
-            if coded and not crosses:
-                for unit in range(num_units):
-                    code = decode + unit
-                    seconds[code] = decode_s[rank, unit]
+                    buffer += 1
+            if coded and not crosses_steps:
+                for buffer in range(num_buffers):
+                    code = decode + buffer
+                    seconds[code] = decode_s[rank, buffer]
                     source[edges], target[edges] = last, code
-                    source[edges + 1], target[edges + 1] = sends + unit, code
+                    source[edges + 1], target[edges + 1] = sends + buffer, code
                     edges += 2
                     last = code
-            if not crosses:
+            if not crosses_steps:
                 seconds[update] = update_s[rank]
                 source[edges], target[edges] = last, update
-                source[edges + 1], target[edges + 1] = meet, update
+                source[edges + 1], target[edges + 1] = barrier, update
                 edges += 2
                 continue
-            for unit in range(num_units):
-                task, landed = update + unit, sends + unit
+            for buffer in range(num_buffers):
+                task, completed = update + buffer, sends + buffer
                 if coded:
-                    code = decode + unit
-                    seconds[code], priority[code] = decode_s[rank, unit], unit_priority[unit] - num_units
-                    source[edges], target[edges] = landed, code
+                    code = decode + buffer
+                    seconds[code], priority[code] = decode_s[rank, buffer], buffer_priority[buffer] - num_buffers
+                    source[edges], target[edges] = completed, code
                     edges += 1
-                    landed = code
-                seconds[task] = update_s[rank] / num_units
-                priority[task] = unit_priority[unit] - num_units
-                source[edges], target[edges] = landed, task
+                    completed = code
+                seconds[task] = update_s[rank] / num_buffers
+                priority[task] = buffer_priority[buffer] - num_buffers
+                source[edges], target[edges] = completed, task
                 edges += 1
                 if step + 1 < num_steps:
-                    source[edges], target[edges] = task, start + per_step + rank * per_rank + 1 + first_op[unit]
+                    source[edges], target[edges] = task, start + per_step + rank * per_rank + 1 + first_op[buffer]
                     edges += 1
 
     num_before, next_from = np.zeros(num_tasks, np.int64), np.zeros(num_tasks + 1, np.int64)
@@ -264,22 +269,22 @@ def _expand(
         next_tasks[filled[source[edge]]] = target[edge]
         filled[source[edge]] += 1
 
-    num_links = len(unit_link)
+    num_links = len(buffer_link)
     load_from = np.zeros(num_tasks + 1, np.int64)
-    load_link = np.empty(num_steps * num_units * num_links, np.int64)
-    load_bytes = np.empty(num_steps * num_units * num_links)
+    load_link = np.empty(num_steps * num_buffers * num_links, np.int64)
+    load_bytes = np.empty(num_steps * num_buffers * num_links)
     loads = 0
     for step in range(num_steps):
         sends = step * per_step + num_ranks * per_rank
         load_from[step * per_step : sends] = loads
-        for unit in range(num_units):
-            load_from[sends + unit] = loads
+        for buffer in range(num_buffers):
+            load_from[sends + buffer] = loads
             for j in range(num_links):
-                if unit_load[unit, j] > 0:
-                    load_link[loads] = unit_link[j]
-                    load_bytes[loads] = unit_load[unit, j]
+                if buffer_load[buffer, j] > 0:
+                    load_link[loads] = buffer_link[j]
+                    load_bytes[loads] = buffer_load[buffer, j]
                     loads += 1
-        load_from[sends + num_units : sends + num_units + 2] = loads
+        load_from[sends + num_buffers : sends + num_buffers + 2] = loads
     return (
         (device, np.zeros(num_tasks, np.int64), num_before, next_from, next_tasks),
         seconds,

@@ -1,14 +1,14 @@
 """The event loop: tasks on serial devices and transfers on shared links, as arrays, compiled.
 
-A task waits for others, then for its resource. On a *device* one task runs at a time; of those that are ready the one
-with the smallest priority number goes first. A *transfer* waits in a queue for a free slot and for credit (a soft window:
-it goes while credit is above zero, and gives its bytes back when it has arrived), spends its fixed time, puts its bytes
-on every link it loads, and arrives a latency after the last byte. Links either serve transfers *in turn*, in the order
-they come, or *share* their bandwidth fairly (max-min) among all that are under way.
+A task waits for its dependencies, then for its resource. On a *device* one task runs at a time; of the ready tasks the one
+with the smallest priority number starts first. A *transfer* waits in a queue for a free slot and for credit (a soft window:
+it starts while credit is above zero, and returns its bytes when it has arrived), spends its fixed time, puts its bytes
+on every link it loads, and arrives a latency after the last byte. Links either *serialize* transfers, first come first
+served, or *share* their bandwidth fairly (max-min) among all transfers in flight.
 
-Deterministic: of events at one moment all are handled before anything starts; ties go to the smaller number. Nothing is
-an object in here: building one per task would cost more than simulating it. What the loop does for every task is written
-out in it: numba counts references to arrays that are handed to a function in a loop, which took half the time.
+Deterministic: all events of one moment are handled before a task starts; ties go to the smaller task number. There are no
+objects: creating one per task costs more than simulating it. The work per task is written inline in the loop, because
+Numba counts references to arrays that a loop passes to a function, which took half of the time.
 """
 
 from __future__ import annotations
@@ -17,68 +17,21 @@ from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
+from autotune.simulate.task_graph import JOIN, TRANSFER, Floats, Site, Tasks
 from autotune.workloads.errors import SpecError
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
-TRANSFER, JOIN = -1, -2
-"""In place of a device: a transfer, or a mere meeting point that takes no time."""
 
 _BYTES_GO, _ARRIVES = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tasks:
-    """What is to be done. `after` of task i: `next_tasks[next_from[i]:next_from[i + 1]]` wait for it."""
-
-    device: Ints
-    seconds: Floats
-    """Of a transfer: what it takes before its bytes go, holding its slot."""
-    priority: Ints
-    num_before: Ints
-    next_from: Ints
-    next_tasks: Ints
-    queue: Ints
-    """Of a transfer."""
-    credit_bytes: Floats
-    """What a transfer takes of its queue's credit."""
-    latency_s: Floats
-    load_from: Ints
-    load_link: Ints
-    load_bytes: Floats
-    memory_device: Ints
-    """Whose memory a task changes; -1: nobody's."""
-    memory_at_start: Floats
-    memory_at_end: Floats
-
-    @property
-    def num_tasks(self) -> int:
-        return len(self.device)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Site:
-    """What tasks run on."""
-
-    num_devices: int
-    link_bytes_per_s: Floats
-    queue_slots: Ints
-    queue_credit_bytes: Floats
-    in_turn: bool = True
-    """Links serve one transfer after the other; otherwise they share their bandwidth."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """When everything happened."""
+    """Start and end of every task, and peaks of memory."""
 
     start_s: Floats
     end_s: Floats
     peak_bytes: Floats
-    """Per device, above what is always held."""
+    """Per device, above the memory that is always held."""
     peak_at_s: Floats
 
     @property
@@ -87,7 +40,7 @@ class Run:
 
 
 def simulate(tasks: Tasks, site: Site) -> Run:
-    """Run all tasks. A circle of tasks that wait for each other is an error."""
+    """Run all tasks. A dependency cycle is an error."""
     start_s, end_s, peak_bytes, peak_at_s, num_done = _loop(
         tasks.device,
         tasks.seconds,
@@ -108,10 +61,10 @@ def simulate(tasks: Tasks, site: Site) -> Run:
         site.link_bytes_per_s,
         site.queue_slots,
         site.queue_credit_bytes,
-        site.in_turn,
+        site.serialized,
     )
     if num_done < tasks.num_tasks:
-        raise SpecError(f"{tasks.num_tasks - num_done} of {tasks.num_tasks} tasks wait for each other in a circle")
+        raise SpecError(f"{tasks.num_tasks - num_done} of {tasks.num_tasks} tasks wait for each other in a cycle")
     return Run(start_s=start_s, end_s=end_s, peak_bytes=peak_bytes, peak_at_s=peak_at_s)
 
 
@@ -131,7 +84,7 @@ def _event_push(times, codes, count, time, code):
 
 @njit(cache=True)
 def _event_pop(times, codes, count):
-    """Take away the first; whoever calls has read it."""
+    """Remove the first element, which the caller has read."""
     count -= 1
     time, code, at = times[count], codes[count], 0
     while True:
@@ -187,7 +140,7 @@ def _wait_pop(heap, base, count, priority):
 
 @njit(cache=True)
 def _share(active, num_active, rate, load_from, load_link, load_bytes, bandwidth, spare, weight):
-    """Max-min fair rates of the transfers under way, in shares of the transfer per second (progressive filling).
+    """Max-min fair rates of the transfers in flight, in shares of the transfer per second (progressive filling).
 
     Rates are fair in bytes: a transfer counts on a link by its load there over its largest load.
     """
@@ -222,11 +175,11 @@ def _share(active, num_active, rate, load_from, load_link, load_bytes, bandwidth
             task = active[k]
             if rate[task] >= 0.0:
                 continue
-            most, crosses = 0.0, False
+            most, is_tight = 0.0, False
             for j in range(load_from[task], load_from[task + 1]):
                 most = max(most, load_bytes[j])
-                crosses |= load_link[j] == tightest and load_bytes[j] > 0.0
-            if crosses:
+                is_tight |= load_link[j] == tightest and load_bytes[j] > 0.0
+            if is_tight:
                 rate[task] = level / most
                 undecided -= 1
                 for j in range(load_from[task], load_from[task + 1]):
@@ -254,13 +207,13 @@ def _loop(
     bandwidth,
     queue_slots,
     queue_credit,
-    in_turn,
+    serialized,
 ):
     num_tasks, num_queues = len(device), len(queue_slots)
     start_s, end_s = np.full(num_tasks, -1.0), np.full(num_tasks, -1.0)
     before = num_before.copy()
 
-    # Places to wait: first the devices, then the queues, each with its own part of one array.
+    # Wait queues: those of devices, then those of transfers, each a section of one array.
     num_places = num_devices + num_queues
     waiting, base = np.zeros(num_places, np.int64), np.zeros(num_places + 1, np.int64)
     for task in range(num_tasks):
@@ -277,8 +230,8 @@ def _loop(
     # Events: (moment, 2 · task + what happens).
     times, codes, num_events = np.empty(num_tasks + 1), np.empty(num_tasks + 1, np.int64), 0
     free_s = np.zeros(len(bandwidth))
-    active, num_active = np.empty(num_tasks if not in_turn else 1, np.int64), 0
-    rate, left = np.zeros(num_tasks if not in_turn else 1), np.zeros(num_tasks if not in_turn else 1)
+    active, num_active = np.empty(num_tasks if not serialized else 1, np.int64), 0
+    rate, left = np.zeros(num_tasks if not serialized else 1), np.zeros(num_tasks if not serialized else 1)
     spare, weight = np.zeros(len(bandwidth)), np.zeros(len(bandwidth))
     changed, now, num_done = False, 0.0, 0
     held, peak, peak_at = np.zeros(num_devices), np.zeros(num_devices), np.zeros(num_devices)
@@ -292,7 +245,7 @@ def _loop(
             num_ready += 1
 
     while True:
-        # What is ready waits for its resource; a join needs none.
+        # A ready task waits for its resource; a join needs none.
         for k in range(num_ready):
             task = ready[k]
             if device[task] == JOIN:
@@ -320,7 +273,7 @@ def _loop(
                     loads += load_bytes[j]
                 if loads == 0.0:
                     num_events = _event_push(times, codes, num_events, now + latency_s[task], 2 * task + _ARRIVES)
-                elif in_turn:
+                elif serialized:
                     last_s = now
                     for j in range(load_from[task], load_from[task + 1]):
                         if load_bytes[j] > 0.0:
@@ -359,7 +312,7 @@ def _loop(
                     num_ready += 1
             continue
 
-        # All events of this moment are handled: whoever is free takes the first in line.
+        # All events of this moment are handled: each free resource takes the first task of its queue.
         for t in range(num_touched):
             place = touched[t]
             is_touched[place] = False
@@ -386,7 +339,7 @@ def _loop(
                     num_events = _event_push(times, codes, num_events, now + seconds[task], 2 * task + _BYTES_GO)
         num_touched = 0
 
-        # On to the next moment at which something ends.
+        # Advance to the next event.
         if num_events == 0 and num_active == 0:
             break
         if changed:

@@ -1,8 +1,8 @@
-"""Where sending factors pays: a layer's rows of every rank, to every rank, against an all-reduce of its gradient.
+"""When sufficient factors are faster than an all-reduce: an all-gather of a Linear layer's rows against a sum of its gradient.
 
-In bytes the break-even is at Σ rows·(M+N) = 2·M·N on equal links and equal ranks; in time it also depends on who has how
-many rows behind which link, and on the arithmetic of the product, which every rank then does for all rows. The split
-decides on the rows, so a plan's factors follow its split.
+In bytes the break-even is at Σ rows·(M+N) = 2·M·N for equal links and equal ranks. In time it also depends on the rows of
+each rank, on the links, and on the product, which every rank computes for all rows. The split determines the rows, so
+the factors of a plan depend on its split.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ _KEPT_SPLITS = 1024
 
 
 def rows_per_sample(op: Op) -> float:
-    """Rows that one sample brings to a Linear layer: 1, or its tokens."""
+    """Rows of a Linear layer's input per sample: 1, or the number of tokens."""
     outputs, inputs = op.factor_shapes[0]
     return op.flops_per_sample / (2 * outputs * inputs)
 
 
 def factor_bytes(op: Op, samples: Sequence[int], element_bytes: int = ELEMENT_BYTES) -> list[float]:
-    """What each rank sends to every other."""
+    """Bytes that each rank sends to every other rank."""
     outputs, inputs = op.factor_shapes[0]
     return [count * rows_per_sample(op) * (outputs + inputs) * element_bytes for count in samples]
 
 
 def linear_ops(graph: OpGraph) -> list[Op]:
-    """The Linear layers that can send factors: those whose weights are another's, such as a tied head, cannot."""
+    """The Linear layers that can send sufficient factors: not those with tied weights, such as a tied head."""
     return [op for op in graph.ops if op.factor_shapes and op.param_bytes > 0]
 
 
 def worthwhile_factors(
     graph: OpGraph, cluster: Cluster, samples: Sequence[int], *, collective: str = "ring"
 ) -> tuple[str, ...]:
-    """The Linear layers whose factors take less time than an all-reduce, the product included. None where the links or the
+    """The Linear layers whose sufficient factors take less time than an all-reduce, including the product; none where links or
     devices are not stated.
     """
     if _has_no_links(cluster):
@@ -49,7 +49,7 @@ def worthwhile_factors(
 def factor_chooser(graph: OpGraph, cluster: Cluster) -> Callable[[tuple[int, ...]], tuple[str, ...]] | None:
     """`worthwhile_factors` of any split; None where the model has no Linear layer or no link is stated.
 
-    A split counts the samples of a step: where gradients are accumulated, factors are the rows of all its passes.
+    A split counts the samples of a step: with gradient accumulation, factors are the rows of all passes.
     """
     if not linear_ops(graph) or _has_no_links(cluster):
         return None
@@ -76,7 +76,7 @@ def _wire_s(cluster: Cluster, loads: Sequence[Load]) -> float:
 
 
 def _rebuild_s(op: Op, cluster: Cluster, samples: Sequence[int]) -> float:
-    """The product of the other ranks' rows, on the slowest device; nothing where no speed is stated."""
+    """Seconds of the product over the other ranks' rows, on the slowest device; 0 where no speed is stated."""
     total = sum(samples)
     return max(
         op.flops_per_sample * (total - count) / device.flops_per_s if device.flops_per_s else 0.0

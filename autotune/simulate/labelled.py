@@ -1,4 +1,4 @@
-"""Tasks with labels, made one by one: what pipelines and parameter servers are expanded with."""
+"""A builder of labelled tasks, one at a time: pipelines and parameter servers are expanded with it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autotune.simulate.engine import Tasks
-from autotune.simulate.layout import MEET, SEND, Labels
+from autotune.simulate.layout import BARRIER, SEND, Labels
+from autotune.simulate.task_graph import Tasks
 from autotune.simulate.tasks import NO_CHANGE, MemoryChange, TaskList
 
 
 @dataclass(kw_only=True, slots=True)
 class LabelledTasks:
-    """One step in the making. A rank's own tasks follow each other in the order in which they are added."""
+    """Builds one step. The tasks of a rank run in the order in which they are added."""
 
     tasks: TaskList = field(default_factory=TaskList)
     labels: list[tuple[int, int, int]] = field(default_factory=list)
     last: dict[int, int] = field(default_factory=dict)
     """The last task of each rank so far."""
 
-    def work(  # noqa: PLR0913, PLR0917 - what, whose, how long, after what
+    def work(  # noqa: PLR0913, PLR0917 - kind, place, duration, dependencies
         self,
         kind: int,
         rank: int,
@@ -30,13 +30,13 @@ class LabelledTasks:
         after: Iterable[int] = (),
         memory: MemoryChange = NO_CHANGE,
     ) -> int:
-        """Something on a rank's device, after what the rank did before."""
+        """A task on a rank's device, after the rank's previous task."""
         before = [self.last[rank]] if rank in self.last else []
         self.last[rank] = self.tasks.compute(rank, seconds, [*before, *after], memory=memory)
         self.labels.append((kind, rank, index))
         return self.last[rank]
 
-    def send(  # noqa: PLR0913 - a transfer has this many sides
+    def send(  # noqa: PLR0913 - the parameters of a transfer
         self,
         index: int,
         loads: Sequence[tuple[int, float]],
@@ -48,14 +48,14 @@ class LabelledTasks:
         latency_s: float = 0.0,
         priority: int = 0,
     ) -> int:
-        """A transfer; `rank`: whose it is, -1 for a collective."""
+        """A transfer; `rank`: its sender, -1 for a collective."""
         self.labels.append((SEND, rank, index))
         return self.tasks.transfer(
             loads, after, num_bytes=num_bytes, fixed_s=fixed_s, latency_s=latency_s, priority=priority
         )
 
-    def meet(self, after: Iterable[int]) -> int:
-        self.labels.append((MEET, -1, 0))
+    def barrier(self, after: Iterable[int]) -> int:
+        self.labels.append((BARRIER, -1, 0))
         return self.tasks.join(after)
 
     def arrays(self) -> tuple[Tasks, Labels]:

@@ -1,7 +1,8 @@
-"""How the tasks of a data-parallel plan are numbered, and so what each of them is.
+"""How the tasks of a data-parallel plan are numbered: the number of a task gives its meaning.
 
-Step by step; in a step rank by rank, then the transfers, then the moment at which all have landed. Of a rank: its data,
-forward op by op, what lies between where gradients are accumulated, backward op by op, then encoding, decoding and updating unit by unit.
+Step by step. Within a step: the tasks of each rank, then the transfers, then the barrier at which all are completed. Of a
+rank: data, forward op by op, the passes between (with gradient accumulation), backward op by op, then encode, decode and
+update, one fusion buffer after another.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from autotune.simulate.engine import Ints, Run
+from autotune.simulate.engine import Run
+from autotune.simulate.task_graph import Ints
 
-DATA, FORWARD, BACKWARD, ENCODE, DECODE, UPDATE, SEND, MEET = range(8)
-"""What a task is, for whoever makes a timeline of it."""
+DATA, FORWARD, BACKWARD, ENCODE, DECODE, UPDATE, SEND, BARRIER = range(8)
+"""Kinds of tasks, for a timeline."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Labels:
-    """What each task of a step is: its kind, rank (-1: all), and op or unit."""
+    """What each task of a step is: its kind, rank (-1: all), and op or fusion buffer."""
 
     kind: Ints
     rank: Ints
@@ -29,14 +31,14 @@ class Labels:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """The numbers that decide on the order."""
+    """The sizes that determine the numbering."""
 
     num_ranks: int
     num_ops: int
-    num_units: int
+    num_buffers: int
     num_steps: int
-    crosses: bool
-    """Units are updated one by one, and the next step begins before all have landed."""
+    crosses_steps: bool
+    """Cross-step overlap: each fusion buffer is updated by itself, and the next step starts before all are completed."""
     coded: bool
     """Gradients are encoded and decoded."""
     accumulates: bool = False
@@ -51,18 +53,18 @@ class Layout:
     def per_rank(self) -> int:
         """Tasks of a rank in a step."""
         passes = 1 + 2 * self.num_ops + self.num_between
-        return passes + (2 * self.num_units if self.coded else 0) + (self.num_units if self.crosses else 1)
+        return passes + (2 * self.num_buffers if self.coded else 0) + (self.num_buffers if self.crosses_steps else 1)
 
     @property
     def per_step(self) -> int:
-        return self.num_ranks * self.per_rank + self.num_units + 1
+        return self.num_ranks * self.per_rank + self.num_buffers + 1
 
     def step_s(self, run: Run) -> float:
-        """The time a step adds, once steps follow each other."""
+        """Seconds that one more step adds in steady state."""
         if self.num_steps == 1:
             return run.makespan_s
-        settled, last = 1, self.num_steps - 1  # the first step starts with nothing under way
-        # From backward pass to backward pass: what follows it overlaps with the next step, and after the last with nothing.
+        settled, last = 1, self.num_steps - 1  # the first step starts with no transfer in flight
+        # From backward to backward: what follows a backward overlaps with the next step, except after the last one.
         return (self._backward_end_s(run, last) - self._backward_end_s(run, settled)) / (last - settled)
 
     def _backward_end_s(self, run: Run, step: int) -> float:
@@ -72,13 +74,13 @@ class Layout:
         return float(ends[:, first : first + self.num_ops].max())
 
     def labels(self) -> Labels:
-        """Of every task. A timeline asks for them; a search, thousands of times a second, does not."""
-        codes = self.num_units if self.coded else 0
+        """Of every task. Only timelines need them; a search, with thousands of plans a second, does not."""
+        codes = self.num_buffers if self.coded else 0
         kind, rank, index, step = _labels(
             self.num_ranks,
             self.num_ops,
             self.num_between,
-            self.num_units,
+            self.num_buffers,
             codes,
             self.per_rank,
             self.num_steps * self.per_step,
@@ -87,9 +89,9 @@ class Layout:
 
 
 @njit(cache=True)
-def _labels(num_ranks, num_ops, num_between, num_units, codes, per_rank, num_tasks):
-    per_step = num_ranks * per_rank + num_units + 1
-    kind, rank = np.full(num_tasks, MEET), np.full(num_tasks, -1)
+def _labels(num_ranks, num_ops, num_between, num_buffers, codes, per_rank, num_tasks):
+    per_step = num_ranks * per_rank + num_buffers + 1
+    kind, rank = np.full(num_tasks, BARRIER), np.full(num_tasks, -1)
     index, step = np.zeros(num_tasks, np.int64), np.arange(num_tasks) // per_step
     for start in range(0, num_tasks, per_step):
         for owner in range(num_ranks):
@@ -100,17 +102,17 @@ def _labels(num_ranks, num_ops, num_between, num_units, codes, per_rank, num_tas
                 kind[forward], index[forward] = FORWARD, op
                 kind[backward], index[backward] = BACKWARD, op
             between = own + 1 + num_ops
-            # Like forward, it comes before the backward pass that exchanges overlap with.
+            # Before the backward pass that transfers overlap with, as forward is.
             for task in range(between, between + num_between):
                 kind[task], index[task] = FORWARD, num_ops
             encode = between + num_between + num_ops
             decode, update = encode + codes, encode + 2 * codes
-            for unit in range(codes):
-                kind[encode + unit], index[encode + unit] = ENCODE, unit
-                kind[decode + unit], index[decode + unit] = DECODE, unit
+            for buffer in range(codes):
+                kind[encode + buffer], index[encode + buffer] = ENCODE, buffer
+                kind[decode + buffer], index[decode + buffer] = DECODE, buffer
             for place in range(own + per_rank - update):
                 kind[update + place], index[update + place] = UPDATE, place
         sends = start + num_ranks * per_rank
-        for unit in range(num_units):
-            kind[sends + unit], index[sends + unit] = SEND, unit
+        for buffer in range(num_buffers):
+            kind[sends + buffer], index[sends + buffer] = SEND, buffer
     return kind, rank, index, step

@@ -1,9 +1,9 @@
-"""The limit: a step time below which no lossless plan can go on this mix.
+"""A lower bound on the step time of every lossless plan on a cluster.
 
 It is the largest of three bounds. Work over total speed, with the best fractional split. The least time in which every host
-can compute its part of the batch, send what must leave it and receive what must enter it under *any* algorithm: the gradient
-of every parameter once, or for a Linear layer the rows that it is a product of, whichever is less. And the way of one
-sample through the fastest device.
+can compute its part of the batch and send and receive the bytes that *any* algorithm must move: the gradient of every
+parameter once, or for a Linear layer the rows that it is a product of, whichever is less. And the time of one sample
+on the fastest device.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from autotune.results.store.record import Limit
-from autotune.simulate.engine import Floats
 from autotune.simulate.factors import ELEMENT_BYTES, factor_bytes
 from autotune.simulate.roofline import compute_s
+from autotune.simulate.task_graph import Floats
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.graph import OpGraph
 
@@ -29,7 +29,7 @@ def stated_sample_s(graph: OpGraph, cluster: Cluster) -> list[float]:
 
 
 def step_limit(sample_s: Sequence[float], cluster: Cluster, graph: OpGraph, *, global_batch: int) -> Limit:
-    """The limit for ranks that take `sample_s` per sample, joined by this cluster's links."""
+    """The bound for ranks that take `sample_s` per sample, joined by this cluster's links."""
     together_s = global_batch / sum(1 / seconds for seconds in sample_s)
     return Limit(
         compute_s=together_s,
@@ -41,7 +41,7 @@ def step_limit(sample_s: Sequence[float], cluster: Cluster, graph: OpGraph, *, g
 def _network_s(
     sample_s: Sequence[float], cluster: Cluster, graph: OpGraph, global_batch: int, *, at_least_s: float
 ) -> float:
-    """The least time that allows a split: more of it allows each host more samples at most and fewer at least."""
+    """The least time for which a split exists: with more time, the most samples of a host grow and the least shrink."""
     links = [host.link for host in cluster.hosts]
     if len(links) < 2 or all(link is None for link in links):
         return 0.0
@@ -67,7 +67,7 @@ def _network_s(
 
 
 def _samples_in(graph: OpGraph, global_batch: int) -> Callable[[Floats], Floats]:
-    """How many samples' gradients so many bytes can tell, at most: the other way round for bytes that tell of all others."""
+    """The most samples whose gradients fit into so many bytes; for received bytes, those of all other hosts."""
     layers = [op for op in graph.ops if op.factor_shapes]
     whole = np.array([op.factor_shapes[0][0] * op.factor_shapes[0][1] * ELEMENT_BYTES for op in layers], np.float64)
     per_sample = np.array([factor_bytes(op, [1])[0] for op in layers], np.float64)

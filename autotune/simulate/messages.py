@@ -1,4 +1,4 @@
-"""What travels in a step: a plan's buckets or partitions with their bytes, order, owners and loads on the links."""
+"""The messages of a step: buckets or partitions of a plan, with their bytes, order, owners and loads on the links."""
 
 from __future__ import annotations
 
@@ -18,12 +18,21 @@ from autotune.simulate.collectives import (
     shard_loads,
 )
 from autotune.simulate.cost_tables import NO_OVERHEAD, Costs
-from autotune.simulate.data_parallel import Units
-from autotune.simulate.engine import Floats, Ints
+from autotune.simulate.data_parallel import FusionBuffers
 from autotune.simulate.factors import factor_bytes
+from autotune.simulate.task_graph import Floats, Ints
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.graph import OpGraph
-from autotune.workloads.plan import CODECS, COLLECTIVES, ONE_ROUND_CODECS, CommPlan, CompressionPlan, Plan
+from autotune.workloads.plan import (
+    CODECS,
+    COLLECTIVES,
+    CommPlan,
+    CompressionPlan,
+    Plan,
+    Priority,
+    ReducerKind,
+    one_round_codecs,
+)
 from autotune.workloads.plan.buckets import (
     bucket_starts,
     bytes_reached,
@@ -32,15 +41,16 @@ from autotune.workloads.plan.buckets import (
     unit_indices,
     unit_starts,
 )
-from autotune.workloads.plan.wire import GATHER, SUM, wire_bytes
+from autotune.workloads.plan.codecs import wire_bytes
+from autotune.workloads.plan.wire import GATHER, SUM
 
 _WIDTH = 4
-"""Bytes of a value, of a parameter whose shape is not noted."""
+"""Bytes of a value, for a parameter without a recorded shape."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sends:
-    """What of a plan decides what travels. The split counts only where factors are sent: their rows are samples."""
+    """The part of a plan that determines its messages. The split matters only for sufficient factors, whose rows are samples."""
 
     comm: CommPlan
     compression: CompressionPlan
@@ -57,20 +67,20 @@ class Sends:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Message:
-    """One transfer in the making."""
+    """One transfer."""
 
     gradients: list[int]
     gradient_bytes: float
     wire_bytes: float
-    """What counts against the credit."""
+    """Bytes that count against the credit."""
     loads: Floats
     """On each link."""
     codec: str = "none"
     num_rounds: int = 1
     num_sums: int = 1
-    """Times that the software of a collective is paid for: one for each sum; rounds of messages overlap."""
+    """How often the software overhead of a collective is paid: once per sum; rounds of messages overlap."""
     rebuilt_op: int = -1
-    """The op whose gradient is rebuilt of factors, if any."""
+    """The op whose gradient is the product of sufficient factors, if any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,15 +102,15 @@ class _Rows:
 
 def _only_sums(sends: Sends) -> bool:
     return (
-        sends.comm.reducer != "averaged"
-        and sends.compression.codec in ONE_ROUND_CODECS
+        sends.comm.reducer != ReducerKind.AVERAGED
+        and sends.compression.codec in one_round_codecs()
         and not sends.compression.factors
         and not sends.compression.by_kind
     )
 
 
-class UnitMaker:
-    """Cuts the gradients of one workload for one mix after another plan."""
+class FusionBufferMaker:
+    """Makes the fusion buffers of any plan of one workload on one cluster."""
 
     def __init__(self, graph: OpGraph, costs: Costs) -> None:
         order = {op.name: index for index, op in enumerate(graph.ops)}
@@ -119,22 +129,24 @@ class UnitMaker:
             kind: all_reduce_latency_s("shards" if kind == "server" else kind, costs.cluster) for kind in COLLECTIVES
         }
 
-    def make(self, sends: Sends) -> Units:
-        """The units of a data-parallel plan, in the order in which they are posted."""
+    def make(self, sends: Sends) -> FusionBuffers:
+        """The fusion buffers of a data-parallel plan, in the order in which they are posted."""
         comm = sends.comm
-        is_scheduled = comm.reducer == "scheduled"
+        is_scheduled = comm.is_scheduled
         rows = self._sums(sends) if _only_sums(sends) else self._mixed(sends)
         if is_scheduled:
             rows = rows.ordered(np.argsort(-rows.first_op, kind="stable"))
-        return Units(
+        return FusionBuffers(
             wire_bytes=rows.wire_bytes,
             gradient_bytes=rows.gradient_bytes,
             codec=rows.codec,
             rebuilt_op=rows.rebuilt_op,
-            # A bucket that is complete waits for those before it.
+            # A complete bucket waits for those before it.
             ready_op=rows.first_op if is_scheduled else np.minimum.accumulate(rows.first_op),
             first_op=rows.first_op,
-            priority=rows.first_op if is_scheduled and comm.priority == "layer" else np.arange(len(rows.first_op)),
+            priority=rows.first_op
+            if is_scheduled and comm.priority == Priority.LAYER
+            else np.arange(len(rows.first_op)),
             fixed_s=rows.num_sums * self._costs.transports.get(comm.transport, NO_OVERHEAD).overhead(rows.wire_bytes),
             latency_s=rows.num_rounds * self._latency_s[comm.collective],
             load_link=self._links,
@@ -142,7 +154,7 @@ class UnitMaker:
         )
 
     def _sums(self, sends: Sends) -> _Rows:
-        """Where everything is summed as it is, arrays will do: a search asks for thousands of these."""
+        """For plans without compression, as arrays: a search makes thousands of these."""
         comm = sends.comm
         if not self._sizes:
             return self._mixed(sends)
@@ -150,7 +162,7 @@ class UnitMaker:
         num_bytes = np.add.reduceat(self._size_array, starts)
         wire_bytes = np.add.reduceat(self._wire_sizes(sends.compression.codec), starts)
         first_op = np.minimum.reduceat(self._op_of, starts)
-        if comm.reducer == "scheduled":
+        if comm.is_scheduled:
             parts = np.maximum(np.rint(wire_bytes / comm.partition_bytes), 1.0)
             repeats = parts.astype(np.int64)
             num_bytes, wire_bytes = np.repeat(num_bytes / parts, repeats), np.repeat(wire_bytes / parts, repeats)
@@ -167,10 +179,10 @@ class UnitMaker:
         )
 
     def _starts(self, comm: CommPlan) -> Iterator[int]:
-        """The first gradient of each bucket or unit."""
-        if comm.reducer == "scheduled":
+        """The first gradient of each bucket or fusion buffer."""
+        if comm.is_scheduled:
             return unit_starts(comm.partition_bytes, self._reached)
-        cut = ddp_starts if comm.reducer == "ddp" else bucket_starts
+        cut = ddp_starts if comm.reducer == ReducerKind.DDP else bucket_starts
         return cut(comm.bucket_bytes, self._reached)
 
     def _wire_sizes(self, codec: str) -> Floats:
@@ -186,7 +198,7 @@ class UnitMaker:
 
     def _mixed(self, sends: Sends) -> _Rows:
         """One message after the other."""
-        if sends.comm.reducer == "averaged":
+        if sends.comm.reducer == ReducerKind.AVERAGED:
             messages = [self._mean(sends)] if self._sizes else []
         else:
             messages = self._scheduled(sends)
@@ -203,7 +215,7 @@ class UnitMaker:
         )
 
     def _mean(self, sends: Sends) -> _Message:
-        """All parameters at the end of a step, once in so many: what that is per step."""
+        """Averaging of all parameters every so many steps: its cost per step."""
         whole = self._whole(list(range(len(self._sizes))), sends.comm, sends.compression)
         every = sends.comm.average_every
         return replace(whole, gradient_bytes=0.0, wire_bytes=whole.wire_bytes / every, loads=whole.loads / every)
@@ -213,18 +225,18 @@ class UnitMaker:
         factored = set(sends.compression.factors)
         layers = [names[op] if names[op] in factored else None for op in self._op_of]
         sends.compression.check_kinds(self._kinds)
-        ways = [sends.compression.for_kind(kind) for kind in self._kinds]
-        kinds = [way.codec for way in ways]
+        settings = [sends.compression.for_kind(kind) for kind in self._kinds]
+        kinds = [setting.codec for setting in settings]
         messages = []
         for gradients in unit_indices(sends.comm.partition_bytes, self._sizes, kinds=kinds, layers=layers):
             if layers[gradients[0]] is not None:
                 messages.append(self._factors(gradients, sends))
             else:
-                messages += self._cut(self._whole(gradients, sends.comm, ways[gradients[0]]), sends.comm)
+                messages += self._cut(self._whole(gradients, sends.comm, settings[gradients[0]]), sends.comm)
         return messages
 
     def _whole(self, gradients: list[int], comm: CommPlan, compression: CompressionPlan) -> _Message:
-        """A unit as its codec sends it, all rounds together."""
+        """A fusion buffer as its codec sends it, all rounds together."""
         num_bytes, shapes = sum(self._sizes[index] for index in gradients), [self._shapes[index] for index in gradients]
         num_values = sum(map(math.prod, shapes))
         width = num_bytes // num_values
@@ -240,8 +252,8 @@ class UnitMaker:
         )
 
     def _cut(self, message: _Message, comm: CommPlan) -> list[_Message]:
-        """Sums are cut into partitions; what goes from rank to rank is not."""
-        if message.codec not in ONE_ROUND_CODECS:
+        """Sums are cut into partitions; messages from rank to rank are not."""
+        if message.codec not in one_round_codecs():
             return [message]
         count = num_partitions(comm.partition_bytes, int(message.wire_bytes), int(message.wire_bytes))
         part = replace(
@@ -253,7 +265,7 @@ class UnitMaker:
         return [part] * count
 
     def _factors(self, gradients: list[int], sends: Sends) -> _Message:
-        """The rows of every rank, to every rank."""
+        """An all-gather of the rows of every rank."""
         op = int(self._op_of[gradients[0]])
         sizes = factor_bytes(self._graph.ops[op], sends.samples)
         return _Message(
@@ -288,7 +300,7 @@ class UnitMaker:
 
 
 def sum_loads(comm: CommPlan, cluster: Cluster) -> list[Load]:
-    """What one byte of a sum over all ranks puts on the hosts' links."""
+    """The load of one byte of an all-reduce on the links of hosts."""
     if comm.collective == "server":
         return shard_loads(cluster.host_of_rank, server_shares(len(cluster.devices), comm.servers), 1.0)
     if comm.shares:
@@ -297,7 +309,7 @@ def sum_loads(comm: CommPlan, cluster: Cluster) -> list[Load]:
 
 
 def as_links(cluster: Cluster, loads: Iterable[Load]) -> list[tuple[int, float]]:
-    """(link, bytes) of what is put on hosts: host h has links 2h (up) and 2h + 1 (down). A host without a link costs nothing."""
+    """(link, bytes) of loads on hosts: host h has links 2h (up) and 2h + 1 (down). A host without a link costs nothing."""
     total: dict[int, float] = {}
     for load in loads:
         if cluster.hosts[load.host].link is not None:

@@ -1,7 +1,7 @@
-"""What the passes of a step take on each rank, where a workload's loop accumulates the gradients of several.
+"""Seconds of the passes of a step on each rank, for workloads that accumulate the gradients of several passes.
 
-A rank's passes are near-equal (`Loop.passes`): some have one sample more. Fixed costs are paid in every pass. Gradients travel
-in the last pass only, so that what lies between the first forward pass and the last backward pass is one figure:
+The passes of a rank are nearly equal (`Loop.passes`): some have one sample more. Every pass pays the fixed costs. Only the last
+pass sends gradients, so the time between the first forward and the last backward is one figure:
 
     between = Σ (forward + backward of every pass) - forward of the first - backward of the last
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.simulate.cost_tables import Costs
-from autotune.simulate.engine import Floats
+from autotune.simulate.task_graph import Floats
 from autotune.workloads.workload import Loop
 
 
@@ -29,7 +29,7 @@ class StepPasses:
     between_s: Floats
     """Per rank."""
     number: Floats
-    """Per rank: of passes."""
+    """Per rank: number of passes."""
     largest: Floats
     """Per rank: samples of its largest pass, which is the first."""
 

@@ -1,9 +1,9 @@
 """A pipelined step: stages on different ranks, micro-batches one after another, in the order of the plan's schedule.
 
-With GPipe and 1F1B the bubble is (p-1)/(m+p-1) of the step where stages are alike; every other order, zero-bubble or searched, is
-followed pass by pass. Of a backward pass in two halves, the weights' is half of the ops that have any. Replicas
-of a stage share the batch and add their gradients up at the end; ranks of a tensor-parallel group share every op and add
-up its output (every second Linear layer, as Megatron pairs them).
+With GPipe and 1F1B the bubble is (p-1)/(m+p-1) of the step for equal stages; zero-bubble and searched orders are followed pass
+by pass. A split backward takes half of its time for weights, in ops that have weights. Replicas of a stage share
+the batch and sum their gradients at the end of the step. Ranks of a tensor-parallel group share every op and sum
+its output (every second Linear layer, as Megatron pairs them).
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import numpy as np
 from autotune.simulate import layout
 from autotune.simulate.collectives import Load, hop_latency_s, hop_loads, ring_loads
 from autotune.simulate.cost_tables import NO_OVERHEAD, Costs
-from autotune.simulate.engine import Floats, Tasks
 from autotune.simulate.labelled import LabelledTasks
 from autotune.simulate.layout import DATA, UPDATE, Labels
 from autotune.simulate.messages import as_links
+from autotune.simulate.roofline import weight_share
+from autotune.simulate.task_graph import Floats, Tasks
 from autotune.simulate.tasks import NO_CHANGE, MemoryChange
 from autotune.workloads.blocks import BACKWARD, FORWARD, INPUT, WEIGHT
 from autotune.workloads.errors import SpecError
@@ -35,7 +36,7 @@ def stage_ops(graph: OpGraph, pipeline: PipelinePlan) -> list[range]:
 
 
 def param_shares(graph: OpGraph, plan: Plan) -> Floats:
-    """Which part of the parameters each rank holds; what stages share, all of them hold."""
+    """The share of the parameters that each rank holds; parameters shared by stages count on each of them."""
     if plan.pipeline is None:
         return np.ones(len(plan.batch.samples))
     shares, total = np.zeros(len(plan.batch.samples)), graph.param_bytes or 1
@@ -49,7 +50,7 @@ def param_shares(graph: OpGraph, plan: Plan) -> Floats:
 
 
 def shared_bytes(graph: OpGraph, plan: Plan) -> Floats:
-    """What each rank sums with others at the end of a step: replicas all they hold, stages what they share."""
+    """Bytes that each rank sums with others at the end of a step: replicas all gradients, stages those of shared parameters."""
     found = np.zeros(len(plan.batch.samples))
     if plan.pipeline is None:
         return found
@@ -67,7 +68,7 @@ class Tie:
 
 
 def ties(graph: OpGraph, pipeline: PipelinePlan) -> list[Tie]:
-    """Of tied layers that the cut puts on different stages."""
+    """Tied parameters whose layers are on different stages."""
     stage_of = {graph.ops[op].name: stage for stage, ops in enumerate(stage_ops(graph, pipeline)) for op in ops}
     sums: dict[tuple[int, ...], float] = {}
     for parameter in graph.parameters:
@@ -78,7 +79,7 @@ def ties(graph: OpGraph, pipeline: PipelinePlan) -> list[Tie]:
 
 
 def _summed(graph: OpGraph, pipeline: PipelinePlan) -> list[tuple[tuple[int, ...], float]]:
-    """Ranks (of a tensor-parallel group its first) that add gradients up, and the bytes of them."""
+    """Ranks (of a tensor-parallel group its first) that sum gradients, and the bytes of them."""
     degree, tied = pipeline.tensor_parallel, ties(graph, pipeline)
     found = []
     for stage, (ops, ranks) in enumerate(zip(stage_ops(graph, pipeline), pipeline.stage_ranks, strict=True)):
@@ -92,27 +93,24 @@ def _summed(graph: OpGraph, pipeline: PipelinePlan) -> list[tuple[tuple[int, ...
     return [(ranks, num_bytes) for ranks, num_bytes in found if len(ranks) > 1 and num_bytes > 0]
 
 
-def crossing_bytes(graph: OpGraph, first_op: int) -> float:
-    """Bytes per sample between the ops before `first_op` and those from it on, per op that made them the most that one
-    other op reads (whether two read the same tensor, edges do not say). Without edges, what the op before returns.
+def boundary_bytes(graph: OpGraph, first_op: int) -> float:
+    """Bytes per sample that pass the boundary before `first_op`. Each source op counts the most that one op behind the
+    boundary reads: edges do not show whether two ops read the same tensor. Without edges: the output of the op before.
     """
     if not graph.edges:
         return graph.ops[first_op - 1].output_bytes_per_sample
     order = {op.name: index for index, op in enumerate(graph.ops)}
-    crossing: dict[str, float] = {}
+    passing: dict[str, float] = {}
     for edge in graph.edges:
         if (order[edge.source] < first_op) != (order[edge.target] < first_op):
-            crossing[edge.source] = max(crossing.get(edge.source, 0.0), edge.bytes_per_sample)
-    return sum(crossing.values())
+            passing[edge.source] = max(passing.get(edge.source, 0.0), edge.bytes_per_sample)
+    return sum(passing.values())
 
 
 def pass_costs(graph: OpGraph, costs: Costs, samples: Floats) -> dict[str, Floats]:
-    """Seconds of every op on every rank, by the kind of pass. Gradients of inputs and of weights multiply matrices of the same
-    sizes, so that each is half of the backward pass of an op that has weights.
-    """
+    """Seconds of every op on every rank, by the kind of pass."""
     forward_s, backward_s = costs.passes(samples)
-    params = np.array([op.param_bytes for op in graph.ops])
-    weight_s: Floats = np.where(params > 0, backward_s / 2, 0.0)
+    weight_s: Floats = backward_s * np.array([weight_share(op) for op in graph.ops])
     return {FORWARD: forward_s, BACKWARD: backward_s, INPUT: backward_s - weight_s, WEIGHT: weight_s}
 
 
@@ -139,7 +137,7 @@ class _Expansion:
         self._transport = costs.transports.get(plan.comm.transport, NO_OVERHEAD)
         self._made = LabelledTasks()
         self._arrived: dict[tuple[bool, int, int], list[int]] = {}
-        """(is forward, stage, micro-batch) -> what must have come before it may start."""
+        """(is forward, stage, micro-batch) -> the tasks that it depends on."""
 
     def expand(self) -> tuple[Tasks, Labels]:
         num_stages = len(self._ops)
@@ -163,7 +161,7 @@ class _Expansion:
         return self._made.arrays()
 
     def _may(self, one: Pass, stage: int) -> bool:
-        """What a pass waits for has been written down already."""
+        """Whether the dependencies of a pass have been expanded."""
         kind, number = one
         if kind == FORWARD:
             return stage == 0 or (True, stage, number) in self._arrived
@@ -192,7 +190,7 @@ class _Expansion:
 
     def _pass_on(self, stage: int, to: int, done: Sequence[int], number: int) -> list[int]:
         """Activations (or their gradients) to the neighbouring stage: from each sender its share to each receiver."""
-        bytes_per_sample = crossing_bytes(self._graph, self._pipeline.first_ops[max(stage, to)])
+        bytes_per_sample = boundary_bytes(self._graph, self._pipeline.first_ops[max(stage, to)])
         senders = [group[0] for group in self._groups[stage]]
         receivers = [group[0] for group in self._groups[to]]
         total = float(sum(self._micro[rank] for rank in senders))
@@ -217,7 +215,7 @@ class _Expansion:
         ]
 
     def _finish(self) -> None:
-        """Who holds the same adds gradients up, then everybody updates."""
+        """Ranks that hold the same parameters sum their gradients, then every rank updates."""
         after: dict[int, list[int]] = {}
         last = dict(self._made.last)
         for number, (ranks, num_bytes) in enumerate(_summed(self._graph, self._pipeline)):
@@ -241,7 +239,7 @@ class _Expansion:
         return next(group for groups in self._groups for group in groups if group[0] == leader)
 
     def _shared_outputs_s(self, stage: int, rank: int) -> float:
-        """Every second Linear layer's output is added up over the group; closed form, since the group waits for it."""
+        """Every second Linear layer's output is summed over the group; closed form, since the group waits for it."""
         group = next(group for group in self._groups[stage] if rank in group)
         linear = [op for op in self._ops[stage] if self._graph.ops[op].factor_shapes]
         per_sample = sum(self._graph.ops[op].output_bytes_per_sample for op in linear[1::2])

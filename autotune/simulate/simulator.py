@@ -1,10 +1,10 @@
-"""Predict what a plan takes on a mix: the plan becomes tasks, the tasks run in the event engine.
+"""Predicts the step time of a plan on a cluster: the plan becomes tasks, the tasks run in the event engine.
 
-`Simulator.step_s` is what a search calls thousands of times; `forecast` adds what a person wants to know; `timeline`
-makes the same `Timeline` that a real run has. A plan is read exactly as the runtime reads it: the same buckets, the same
-loads on links, the same order, and the loop that the workload states: passes that accumulate, clipping, which needs all
-gradients and so ends every step with a barrier. What clipping itself takes is not counted, as little as an optimizer's step
-is where no profile knows it.
+A search calls `Simulator.step_s` thousands of times; `forecast` adds the figures of a report; `timeline` makes the same
+`Timeline` as a traced run. The simulator reads a plan as the runtime does: the same buckets, the same loads on links, the same
+order, and the loop that the workload states: gradient accumulation, and clipping, which needs all gradients and
+therefore ends every step with a barrier. The time of clipping itself is not counted, nor that of the optimizer where no
+profile has it.
 """
 
 from __future__ import annotations
@@ -19,36 +19,37 @@ from autotune.profilers.timeline import Timeline
 from autotune.results.store.forecast import Forecast, RankForecast
 from autotune.results.store.record import Limit, Prediction, WorkloadInfo
 from autotune.simulate.cost_tables import NO_OVERHEAD, Costs, Lines
-from autotune.simulate.data_parallel import StepCosts, Units, expand
-from autotune.simulate.engine import Floats, Run, Site, Tasks, simulate
+from autotune.simulate.data_parallel import FusionBuffers, StepCosts, expand
+from autotune.simulate.engine import Run, simulate
 from autotune.simulate.layout import Layout
 from autotune.simulate.limit import step_limit
-from autotune.simulate.messages import Sends, UnitMaker, link_speeds
+from autotune.simulate.messages import FusionBufferMaker, Sends, link_speeds
 from autotune.simulate.passes import step_passes
 from autotune.simulate.pipeline import expand_pipeline, param_shares, shared_bytes
 from autotune.simulate.spans import Simulated, spans
-from autotune.simulate.stage_table import pass_names, stage_table
+from autotune.simulate.stage_table import span_names, stage_table
+from autotune.simulate.task_graph import Floats, Site, Tasks
 from autotune.simulate.tasks import NO_LIMIT, make_site
 from autotune.workloads.blocks import Timetable
 from autotune.workloads.graph import OpGraph
-from autotune.workloads.plan import CODECS, CommPlan, Plan
+from autotune.workloads.plan import CODECS, CommPlan, Plan, ReducerKind
 from autotune.workloads.workload import PLAIN_LOOP, Loop, check_no_stages
 
-_CROSSING_STEPS = 4
-"""Steps until one is like the next where they overlap."""
-_KEPT_UNITS = 256
+_OVERLAPPED_STEPS = 4
+"""Steps until steady state, with cross-step overlap."""
+_KEPT_BUFFERS = 256
 _NOTHING = np.zeros((0, 0))
 
 
 class Simulator:
-    """Predicts plans for one workload on one mix."""
+    """Predicts plans for one workload on one cluster."""
 
     def __init__(self, info: WorkloadInfo, graph: OpGraph, costs: Costs, *, loop: Loop = PLAIN_LOOP) -> None:
         self.info, self.graph, self.costs, self.loop = info, graph, costs, loop
         self._saved_bytes = np.array([op.saved_bytes_per_sample for op in graph.ops])
         self._speeds = link_speeds(costs.cluster)
-        self._units = lru_cache(maxsize=_KEPT_UNITS)(UnitMaker(graph, costs).make)
-        self._sites = lru_cache(maxsize=_KEPT_UNITS)(self._make_site)
+        self._buffers = lru_cache(maxsize=_KEPT_BUFFERS)(FusionBufferMaker(graph, costs).make)
+        self._sites = lru_cache(maxsize=_KEPT_BUFFERS)(self._make_site)
 
     def step_s(self, plan: Plan) -> float:
         """Predicted seconds of a step."""
@@ -77,22 +78,22 @@ class Simulator:
 
     def _run(self, plan: Plan) -> tuple[Tasks, Layout, Run]:
         """Of a data-parallel plan."""
-        units = self._units_of(plan)
-        crosses = plan.comm.reducer == "scheduled" and plan.comm.crosses_steps and self.loop.clip_norm is None
+        buffers = self._buffers_of(plan)
+        crosses_steps = plan.comm.overlaps_steps and self.loop.clip_norm is None
         layout = Layout(
             num_ranks=len(plan.batch.samples),
             num_ops=len(self.graph.ops),
-            num_units=len(units.wire_bytes),
-            num_steps=_CROSSING_STEPS if crosses else 1,
-            crosses=crosses,
+            num_buffers=len(buffers.wire_bytes),
+            num_steps=_OVERLAPPED_STEPS if crosses_steps else 1,
+            crosses_steps=crosses_steps,
             coded=set(plan.compression.codecs) != {"none"} or bool(plan.compression.factors),
             accumulates=self.loop.accumulate > 1,
         )
-        tasks = expand(self._step_costs(plan, units, coded=layout.coded), units, layout)
+        tasks = expand(self._step_costs(plan, buffers, coded=layout.coded), buffers, layout)
         return tasks, layout, simulate(tasks, self._site_of(plan.comm))
 
     def peak_memory_bytes(self, plan: Plan, simulated: Simulated) -> Floats:
-        """Per rank: what is always held, buffers of the plan, and activations at their peak."""
+        """Per rank: fixed memory, buffers of the plan, and peak activations."""
         held = np.array([fixed or self.graph.held_bytes for fixed in self.costs.memory_fixed_bytes], np.float64)
         if plan.pipeline is not None:
             always = held * param_shares(self.graph, plan) + shared_bytes(self.graph, plan)
@@ -102,7 +103,7 @@ class Simulator:
         return peak
 
     def fits(self, plan: Plan, simulated: Simulated | None = None) -> bool:
-        """Whether every device could hold what the plan has it hold."""
+        """Whether the plan fits into the memory of every device."""
         peak = self.peak_memory_bytes(plan, simulated or self.simulate(plan))
         limits = [device.memory_bytes for device in self.costs.cluster.devices]
         return all(limit is None or held <= limit for limit, held in zip(limits, peak.tolist(), strict=True))
@@ -116,7 +117,7 @@ class Simulator:
         return any(limit is not None and held > limit for limit in limits)
 
     def forecast(self, plan: Plan) -> Forecast:
-        """Everything a person wants to know of a plan."""
+        """All figures of a plan: step, breakdown, memory, origins, cost, energy."""
         plan.validate(num_ranks=len(self.costs.cluster.devices), global_batch=self.info.global_batch)
         simulated = self.simulate(plan)
         devices = self.costs.cluster.devices
@@ -152,7 +153,7 @@ class Simulator:
         )
 
     def joules_per_step(self, simulated: Simulated) -> float | None:
-        """Devices are busy at one power and idle at another; None where one states none."""
+        """Busy and idle power over the step; None where a device does not state its power."""
         step_s, busy_s = simulated.step_s, self._busy_s(simulated).tolist()
         return _total(
             [
@@ -164,7 +165,7 @@ class Simulator:
         )
 
     def limit(self) -> Limit:
-        """The step time that no plan can beat (lossless, this workload, this mix)."""
+        """A lower bound on the step time of every lossless plan."""
         many = np.full(len(self.costs.cluster.devices), 1e6)
         seconds = sum(part.sum(axis=1) for part in self.costs.passes(many))
         return step_limit(
@@ -175,25 +176,25 @@ class Simulator:
         )
 
     def timeline(self, plan: Plan, simulated: Simulated | None = None) -> Timeline:
-        """The last simulated step as spans, as a traced step of a real run has them."""
+        """The last simulated step as spans, as of a traced step."""
         simulated = simulated or self.simulate(plan)
-        names = {} if plan.pipeline is None else pass_names(plan.pipeline, simulated)
+        names = {} if plan.pipeline is None else span_names(plan.pipeline, simulated)
         return Timeline.merge([Timeline(spans=tuple(spans(self.graph, simulated, self.wire_bytes(plan), names)))])
 
     def stage_table(self, plan: Plan) -> Timetable | None:
-        """Of a plan with pipeline stages: its passes as they are predicted to run."""
+        """The predicted timetable of a plan with pipeline stages."""
         return None if plan.pipeline is None else stage_table(plan.pipeline, self.simulate(plan))
 
     def wire_bytes(self, plan: Plan) -> list[float]:
-        """Of each unit of a data-parallel plan."""
-        return [] if plan.pipeline is not None else [float(size) for size in self._units_of(plan).wire_bytes]
+        """Of each fusion buffer of a data-parallel plan."""
+        return [] if plan.pipeline is not None else [float(size) for size in self._buffers_of(plan).wire_bytes]
 
-    def _units_of(self, plan: Plan) -> Units:
-        return self._units(Sends.of(plan))
+    def _buffers_of(self, plan: Plan) -> FusionBuffers:
+        return self._buffers(Sends.of(plan))
 
-    def _step_costs(self, plan: Plan, units: Units, *, coded: bool) -> StepCosts:
+    def _step_costs(self, plan: Plan, buffers: FusionBuffers, *, coded: bool) -> StepCosts:
         samples = np.array(plan.batch.samples, np.float64)
-        encode_s, decode_s = self._codec_s(plan, units, samples) if coded else (_NOTHING, _NOTHING)
+        encode_s, decode_s = self._codec_s(plan, buffers, samples) if coded else (_NOTHING, _NOTHING)
         passes = step_passes(self.costs, self.loop, plan.batch.samples)
         return StepCosts(
             data_s=(self.costs.data.at(samples) + self.costs.data.fixed_s * (passes.number - 1)) * (samples > 0),
@@ -207,43 +208,43 @@ class Simulator:
             saved_bytes_per_sample=self._saved_bytes,
         )
 
-    def _codec_s(self, plan: Plan, units: Units, samples: Floats) -> tuple[Floats, Floats]:
-        """To encode and decode each unit on each rank."""
-        encode_s, decode_s = (_side_s(lines, plan, units) for lines in (self.costs.encode, self.costs.decode))
-        return encode_s, decode_s + self._rebuild_s(units, samples) if plan.compression.factors else decode_s
+    def _codec_s(self, plan: Plan, buffers: FusionBuffers, samples: Floats) -> tuple[Floats, Floats]:
+        """Seconds to encode and decode each fusion buffer on each rank."""
+        encode_s, decode_s = (_side_s(lines, plan, buffers) for lines in (self.costs.encode, self.costs.decode))
+        return encode_s, decode_s + self._rebuild_s(buffers, samples) if plan.compression.factors else decode_s
 
-    def _rebuild_s(self, units: Units, samples: Floats) -> Floats:
-        """A product of factors beyond a rank's own rows, which its backward pass is charged for: as many samples' worth of
-        the layer's forward arithmetic as the others have.
+    def _rebuild_s(self, buffers: FusionBuffers, samples: Floats) -> Floats:
+        """Seconds of the product of sufficient factors over the other ranks' rows: the layer's forward arithmetic for their
+        samples. The backward pass already includes the rank's own rows.
         """
-        made = units.rebuilt_op >= 0
-        per_sample: Floats = self.costs.forward.one_more_s[:, np.where(made, units.rebuilt_op, 0)] * made
+        made = buffers.rebuilt_op >= 0
+        per_sample: Floats = self.costs.forward.one_more_s[:, np.where(made, buffers.rebuilt_op, 0)] * made
         others = samples.sum() - samples
         taken: Floats = per_sample * others[:, None]
         return taken
 
     def _site_of(self, comm: CommPlan) -> Site:
-        return self._sites(comm.transport, comm.credit_bytes if comm.reducer == "scheduled" else None)
+        return self._sites(comm.transport, comm.credit_bytes if comm.is_scheduled else None)
 
     def _make_site(self, transport: str, credit_bytes: int | None) -> Site:
         slots = self.costs.transports.get(transport, NO_OVERHEAD).slots
         return make_site(
             len(self.costs.cluster.devices),
             self._speeds,  # type: ignore[arg-type]
-            slots=(NO_LIMIT if self.costs.links_in_turn else slots,),
+            slots=(NO_LIMIT if self.costs.serialized_links else slots,),
             credit_bytes=(np.inf if credit_bytes is None else float(credit_bytes),),
-            in_turn=self.costs.links_in_turn,
+            serialized=self.costs.serialized_links,
         )
 
     def _buffer_bytes(self, plan: Plan) -> float:
-        """DDP's buckets; of a lossy codec what is on the wire, and what it owes. Factors pass through no buffer."""
-        if plan.comm.reducer == "ddp":
+        """DDP's buckets; for lossy codecs the encoded bytes and the error feedback. Sufficient factors use no buffer."""
+        if plan.comm.reducer == ReducerKind.DDP:
             return float(self.graph.param_bytes)
-        if plan.is_lossless or plan.comm.reducer == "averaged":
+        if plan.is_lossless or plan.comm.reducer == ReducerKind.AVERAGED:
             return 0.0
-        units = self._units_of(plan)
-        lossy = (units.gradient_bytes > 0) & (units.codec != CODECS.index("none"))
-        return float(units.wire_bytes[lossy].sum() + units.gradient_bytes[lossy].sum())
+        buffers = self._buffers_of(plan)
+        lossy = (buffers.gradient_bytes > 0) & (buffers.codec != CODECS.index("none"))
+        return float(buffers.wire_bytes[lossy].sum() + buffers.gradient_bytes[lossy].sum())
 
     def _busy_s(self, simulated: Simulated) -> Floats:
         last = simulated.labels.step == simulated.num_steps - 1
@@ -256,12 +257,12 @@ class Simulator:
         return busy.astype(np.float64)
 
 
-def _side_s(lines: Mapping[str, Lines], plan: Plan, units: Units) -> Floats:
-    """What every rank's codecs take for every unit, on the way out or in."""
-    seconds = np.zeros((len(plan.batch.samples), len(units.wire_bytes)))
+def _side_s(lines: Mapping[str, Lines], plan: Plan, buffers: FusionBuffers) -> Floats:
+    """Seconds that codecs take per rank and fusion buffer, to encode or to decode."""
+    seconds = np.zeros((len(plan.batch.samples), len(buffers.wire_bytes)))
     for codec in lines.keys() & set(plan.compression.codecs):
-        sent = (units.gradient_bytes > 0) & (units.codec == CODECS.index(codec))
-        seconds += lines[codec].table(units.gradient_bytes) * sent
+        sent = (buffers.gradient_bytes > 0) & (buffers.codec == CODECS.index(codec))
+        seconds += lines[codec].table(buffers.gradient_bytes) * sent
     return seconds
 
 

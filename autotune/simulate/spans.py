@@ -1,4 +1,4 @@
-"""A simulated step as spans: the same names and lanes that a traced step of a real run has."""
+"""A simulated step as spans, with the names and tracks of a traced step."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.profilers.timeline import Span
-from autotune.simulate.engine import Run, Tasks
+from autotune.simulate.engine import Run
 from autotune.simulate.layout import (
     BACKWARD,
+    BARRIER,
     DATA,
     DECODE,
     ENCODE,
     FORWARD,
-    MEET,
     SEND,
     UPDATE,
     Labels,
 )
+from autotune.simulate.task_graph import Tasks
 from autotune.workloads.graph import OpGraph
 
 
@@ -33,7 +34,7 @@ class Simulated:
     run: Run
     num_steps: int
     step_s: float
-    """The time a step adds, once steps follow each other."""
+    """Seconds that one more step adds in steady state."""
 
 
 _KINDS = {
@@ -49,7 +50,7 @@ _KINDS = {
 def spans(
     graph: OpGraph, simulated: Simulated, wire_bytes: Sequence[float], names: Mapping[int, str] | None = None
 ) -> Iterator[Span]:
-    """Of the last step, from its start. `wire_bytes`: of each unit of a data-parallel step; `names`: of passes of a pipeline."""
+    """Of the last step, from its start. `wire_bytes`: of each fusion buffer; `names`: of the passes of a pipeline."""
     named = names or {}
     labels, run, sources = simulated.labels, simulated.run, _sources(simulated)
     chosen = np.flatnonzero(labels.step == simulated.num_steps - 1)
@@ -59,12 +60,12 @@ def spans(
     for task in chosen.tolist():
         kind, rank, index = int(labels.kind[task]), int(labels.rank[task]), int(labels.index[task])
         start_s, end_s = float(run.start_s[task]) - zero_s, float(run.end_s[task]) - zero_s
-        if kind == MEET:
+        if kind == BARRIER:
             continue
         if kind == SEND:
             yield from _sent(simulated, task, sources[task], wire_bytes, zero_s)
             continue
-        lane, name, pattern = _KINDS[kind]
+        track, name, pattern = _KINDS[kind]
         op = graph.ops[index].name if kind in (FORWARD, BACKWARD) and index < len(graph.ops) else "passes between"
         if kind in (BACKWARD, ENCODE):
             last_backward[rank] = max(last_backward.get(rank, 0.0), end_s)
@@ -72,26 +73,26 @@ def spans(
             first_update[rank] = min(first_update.get(rank, np.inf), start_s)
         if end_s > start_s:
             text = named.get(task) or pattern.format(op=op, index=index)
-            yield Span(rank=rank, lane=lane, kind=name, op=text, start_s=start_s, end_s=end_s)
+            yield Span(rank=rank, track=track, kind=name, op=text, start_s=start_s, end_s=end_s)
     for rank, blocked_s in last_backward.items():
         if (until_s := first_update.get(rank, blocked_s)) > blocked_s:
-            yield Span(rank=rank, lane="host", kind="wait", op="wait", start_s=blocked_s, end_s=until_s)
+            yield Span(rank=rank, track="host", kind="wait", op="wait", start_s=blocked_s, end_s=until_s)
 
 
 def _sent(
     simulated: Simulated, send: int, sources: Sequence[int], wire_bytes: Sequence[float], zero_s: float
 ) -> Iterator[Span]:
-    """A transfer, on each rank from when that rank had its part ready."""
+    """A transfer: on each rank a span that starts when the rank's data is ready."""
     labels, run = simulated.labels, simulated.run
-    unit, end_s = int(labels.index[send]), float(run.end_s[send]) - zero_s
-    num_bytes = int(wire_bytes[unit]) if unit < len(wire_bytes) else 0
+    buffer, end_s = int(labels.index[send]), float(run.end_s[send]) - zero_s
+    num_bytes = int(wire_bytes[buffer]) if buffer < len(wire_bytes) else 0
     own = int(labels.rank[send])
     for task in sources:
         rank = int(labels.rank[task])
         if rank >= 0 and own in (-1, rank):
             start_s = float(run.end_s[task]) - zero_s
-            name = f"all-reduce {unit}" if own < 0 else f"send {unit}"
-            yield Span(rank=rank, lane="comm", kind="comm", op=name, start_s=start_s, end_s=end_s, num_bytes=num_bytes)
+            name = f"all-reduce {buffer}" if own < 0 else f"send {buffer}"
+            yield Span(rank=rank, track="comm", kind="comm", op=name, start_s=start_s, end_s=end_s, num_bytes=num_bytes)
 
 
 def _sources(simulated: Simulated) -> dict[int, list[int]]:

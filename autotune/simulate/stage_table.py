@@ -1,4 +1,4 @@
-"""A simulated pipeline as a timetable: which pass of which micro-batch each rank begins when, for whoever draws it."""
+"""A simulated pipeline as a timetable: when each rank starts each pass of each micro-batch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import numpy as np
 
 from autotune.simulate import layout
 from autotune.simulate.spans import Simulated
-from autotune.workloads.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, Block, BlockGraph, Slot, Timetable
+from autotune.workloads.blocks import FORWARD, INPUT, WEIGHT, Block, BlockGraph, Slot, Timetable
+from autotune.workloads.pass_names import pass_name, span_name
 from autotune.workloads.plan import PipelinePlan
 from autotune.workloads.stage_order import Pass
 
 
 def stage_table(pipeline: PipelinePlan, simulated: Simulated) -> Timetable:
-    """Blocks are named as in a schedule, f0 …, b0 …; those of replicas with their rank. They hold one unit a micro-batch."""
+    """The passes as blocks (`autotune.workloads.pass_names`); each holds 1 per micro-batch from forward to backward."""
     run, num_ranks = simulated.run, len(simulated.run.peak_bytes)
     blocks: dict[str, Block] = {}
     order: list[tuple[Slot, ...]] = [()] * num_ranks
@@ -27,9 +28,9 @@ def stage_table(pipeline: PipelinePlan, simulated: Simulated) -> Timetable:
     return Timetable(graph=graph, num_microbatches=pipeline.micro_batches, order=tuple(order))
 
 
-def pass_names(pipeline: PipelinePlan, simulated: Simulated) -> dict[int, str]:
-    """What a traced step of a real run calls each task that is a pass."""
-    return {task: f"{name} micro-batch {one[1]}" for task, _, name, one in _passes(pipeline, simulated)}
+def span_names(pipeline: PipelinePlan, simulated: Simulated) -> dict[int, str]:
+    """Per task that is a pass: the name of its span, as in a traced step."""
+    return {task: span_name(name, one[1]) for task, _, name, one in _passes(pipeline, simulated)}
 
 
 def _passes(pipeline: PipelinePlan, simulated: Simulated) -> Iterator[tuple[int, int, str, Pass]]:
@@ -38,18 +39,10 @@ def _passes(pipeline: PipelinePlan, simulated: Simulated) -> Iterator[tuple[int,
     is_pass = (labels.kind == layout.FORWARD) | (labels.kind == layout.BACKWARD)
     passes = pipeline.passes()
     for stage, ranks in enumerate(pipeline.stage_ranks):
-        for rank in ranks:
+        for replica, rank in enumerate(ranks):
             tasks = np.flatnonzero(is_pass & (labels.rank == rank)).tolist()
             for one, task in zip(passes[stage], tasks, strict=True):
-                yield task, rank, _name(one, stage, rank, num_replicas=len(ranks)), one
-
-
-def _name(one: Pass, stage: int, rank: int, *, num_replicas: int) -> str:
-    kind, _ = one
-    where = f"{stage}" if num_replicas == 1 else f"{stage} on rank {rank}"
-    if kind == FORWARD:
-        return f"f{where}"
-    return f"b{where}" if kind == BACKWARD else f"b{where}.{kind}"
+                yield task, rank, pass_name(one[0], stage, replica=replica), one
 
 
 def _block(name: str, one: Pass, rank: int, seconds: float) -> Block:

@@ -1,4 +1,4 @@
-"""Tasks, written one by one: for schedules that are no plain data-parallel step, and for cases worked by hand."""
+"""A builder of tasks, one at a time: for schedules other than plain data parallelism, and for tests with closed forms."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autotune.simulate.engine import JOIN, TRANSFER, Site, Tasks
+from autotune.simulate.task_graph import JOIN, TRANSFER, Site, Tasks
 
 Loads = Sequence[tuple[int, float]]
 """(link, bytes): what a transfer puts on which link."""
@@ -29,7 +29,7 @@ NO_CHANGE = MemoryChange(device=-1)
 
 @dataclass(kw_only=True, slots=True)
 class TaskList:
-    """Tasks in the making; `compute`, `transfer` and `join` return a task's number, which later ones name in `after`."""
+    """Builds tasks. `compute`, `transfer` and `join` return the number of a task; later tasks name it in `after`."""
 
     device: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -50,10 +50,10 @@ class TaskList:
         priority: int = 0,
         memory: MemoryChange = NO_CHANGE,
     ) -> int:
-        """Something that keeps a device busy."""
+        """A task on a device."""
         return self._add(device, seconds, after, priority=priority, memory=memory)
 
-    def transfer(  # noqa: PLR0913 - a transfer has this many sides
+    def transfer(  # noqa: PLR0913 - the parameters of a transfer
         self,
         loads: Loads,
         after: Iterable[int] = (),
@@ -64,14 +64,14 @@ class TaskList:
         latency_s: float = 0.0,
         priority: int = 0,
     ) -> int:
-        """Bytes over links. `num_bytes`: what it takes of the queue's credit."""
+        """A transfer over links. `num_bytes`: what it takes from the queue's credit."""
         number = self._add(TRANSFER, fixed_s, after, priority=priority, memory=NO_CHANGE)
         self.queue[number], self.num_bytes[number] = queue, num_bytes
         self.latency_s[number], self.loads[number] = latency_s, loads
         return number
 
     def join(self, after: Iterable[int]) -> int:
-        """A moment at which all of these are done: fewer edges than naming them all again and again."""
+        """A join of these tasks, so that each successor needs one edge only."""
         return self._add(JOIN, 0.0, after, priority=0, memory=NO_CHANGE)
 
     def _add(self, device: int, seconds: float, after: Iterable[int], *, priority: int, memory: MemoryChange) -> int:
@@ -88,7 +88,7 @@ class TaskList:
         return number
 
     def wait(self, task: int, *, after: int) -> None:
-        """One more thing that `task` waits for."""
+        """Add a dependency of `task`."""
         self.edges.append((after, task))
 
     def tasks(self) -> Tasks:
@@ -117,7 +117,7 @@ class TaskList:
 
 
 def starts(counts: np.ndarray) -> np.ndarray:
-    """Where each part begins in one array that holds them all, and where the last ends."""
+    """Offsets of each list in their concatenation, and its length."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]).astype(np.int64)
 
 
@@ -127,7 +127,7 @@ def make_site(
     *,
     slots: Sequence[int] = (NO_LIMIT,),
     credit_bytes: Sequence[float] = (float("inf"),),
-    in_turn: bool = True,
+    serialized: bool = True,
 ) -> Site:
     """A site from plain lists; by default one queue that takes everything at once."""
     return Site(
@@ -135,5 +135,5 @@ def make_site(
         link_bytes_per_s=np.array(link_bytes_per_s, np.float64),
         queue_slots=np.array(slots, np.int64),
         queue_credit_bytes=np.array(credit_bytes, np.float64),
-        in_turn=in_turn,
+        serialized=serialized,
     )

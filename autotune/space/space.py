@@ -1,46 +1,44 @@
-"""The joint search space, declared once: which knobs there are, and how their values make a plan.
+"""The joint search space: the knobs of a plan, composed, and how a point becomes a plan and a plan a point.
 
-The split is searched as one tilt per rank: samples in proportion to reference · 2^tilt, where the reference is each
-rank's speed as the default trial showed it. Every point of the space is a feasible split (sums, minimums and memory caps
-hold by construction), tilt 0 is the proportional split, and random points are sensible ones.
+Sub-spaces stand beside each other: the split of the batch (`split_points`), the knobs of communication and compression
+(`comm_knobs`, `compression_knobs`), plans with pipeline stages (`pipeline_points`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from graphlib import TopologicalSorter
 from itertools import product
 from typing import Any
 
 from autotune.results.store.record import Role
+from autotune.space import comm_knobs, compression_knobs, split_points
+from autotune.space.comm_knobs import CROSS_STEP, MIN_BUCKET_LOG2
+from autotune.space.knob import KNOBS, Knob, Reset, Scope, Values, with_comm
 from autotune.space.pipeline_points import NO_STAGES, StagedPlans
 from autotune.workloads.graph import OpGraph
-from autotune.workloads.plan import (
-    LOSSLESS_CODECS,
-    MESSAGE_CODECS,
-    ONE_ROUND_CODECS,
-    BatchPlan,
-    CommPlan,
-    CompressionPlan,
-    KindCodec,
-    Plan,
-)
+from autotune.workloads.plan import CODECS, COLLECTIVES, TRANSPORTS, BatchPlan, Plan, ReducerKind
 from autotune.workloads.serial import to_data
-from autotune.workloads.split import Bounds, proportional
 from autotune.workloads.workload import PLAIN_LOOP, Loop
 
-MAX_LOG_SHARE = 0.5
-CREDITS = ("4 parts", "1 parts", "2 parts", "8 parts", "16 parts")
-"""Of a schedule: what may be under way, in partitions."""
-MIN_BUCKET_LOG2 = 16
-ALL_LAYERS = "all"
-"""Of the knob "compressed", which else names the one kind of layers that goes by the codec."""
+for _knob in (
+    comm_knobs.SIZE,
+    compression_knobs.CODEC,
+    comm_knobs.TRANSPORT,
+    comm_knobs.REDUCER,
+    comm_knobs.CREDIT,
+    comm_knobs.COLLECTIVE,
+    compression_knobs.FACTORS,
+    compression_knobs.COMPRESSED,
+):
+    KNOBS.register(_knob)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """A plan that somebody wants measured."""
+    """A plan to be measured."""
 
     plan: Plan
     role: Role = Role.SEARCH
@@ -51,141 +49,65 @@ class Proposal:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Knob:
-    """One dimension: either named choices, or a range of numbers."""
+class Space(Scope):
+    """All plans that a search may propose for one workload on one cluster."""
 
-    name: str
-    choices: tuple[str, ...] = ()
-    low: float = 0.0
-    high: float = 0.0
-    whole: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Space:
-    """All plans the search may propose for one workload on one mix."""
-
-    global_batch: int
-    limits: Bounds
-    reference: tuple[float, ...]
-    """Relative speed of each rank."""
-    transports: tuple[str, ...]
-    codecs: tuple[str, ...]
-    max_bucket_log2: int
-    reducers: tuple[str, ...] = ("bucketed",)
-    """"bucketed", "scheduled" with a barrier, or "crossing": scheduled, and the next step begins before all has arrived."""
-    collectives: tuple[str, ...] = ("ring",)
-    factors_for: Callable[[tuple[int, ...]], tuple[str, ...]] | None = field(default=None, compare=False)
-    """The layers that may send factors under a split, if any do."""
-    kinds: tuple[str, ...] = ()
-    """Kinds of layers that a schedule may compress alone, where lossy codecs are allowed."""
     staged: StagedPlans = field(default=NO_STAGES, compare=False)
     """Plans with pipeline stages to choose from, besides those without."""
 
-    def knobs(self) -> list[Knob]:
-        log_shares = [
-            Knob(name=f"tilt.{rank}", low=-MAX_LOG_SHARE, high=MAX_LOG_SHARE) for rank in range(len(self.reference))
-        ]
-        return [
-            *(log_shares if len(log_shares) > 1 else []),
-            Knob(name="bucket_log2", low=MIN_BUCKET_LOG2, high=self.max_bucket_log2, whole=True),
-            Knob(name="codec", choices=self.codecs),
-            Knob(name="transport", choices=self.transports),
-            *(Knob(name=name, choices=choices) for name, choices in self._optional() if len(choices) > 1),
-            *(Knob(name=name, choices=choices) for name, choices in self.staged.choices.items()),
-        ]
-
-    def _optional(self) -> list[tuple[str, tuple[str, ...]]]:
-        scheduled = self.reducers != ("bucketed",)
-        kinds = self.kinds if scheduled and not set(self.codecs) <= set(LOSSLESS_CODECS) else ()
-        return [
-            ("reducer", self.reducers),
-            ("credit", CREDITS if scheduled else CREDITS[:1]),
-            ("collective", self.collectives),
-            ("factors", ("no", "yes") if scheduled and self.factors_for is not None else ("no",)),
-            ("compressed", (ALL_LAYERS, *kinds)),
-        ]
+    def coordinates(self) -> dict[str, Values]:
+        """Every coordinate of a point, and what it may be."""
+        knobs = {name: knob.values(self) for name, knob in KNOBS.items()}
+        searched = {
+            name: values for name, values in knobs.items() if KNOBS[name].is_always_searched or not values.is_fixed
+        }
+        stages = {name: Values(choices=choices) for name, choices in self.staged.choices.items()}
+        return split_points.coordinates(self) | searched | stages
 
     def plan(self, params: Mapping[str, Any]) -> Plan:
-        """The plan at a point of the space. What two knobs forbid each other is put right: the transport and the reducer
-        that a codec, a collective or factors need, the schedule and cut that there are for so many stages.
-        """
+        """The plan at a point of the space."""
         if (staged := self.staged.plan(params)) is not None:
             return staged
-        weights = [speed * 2 ** params.get(f"tilt.{rank}", 0.0) for rank, speed in enumerate(self.reference)]
-        chosen = Knobs(
-            bucket_log2=int(params["bucket_log2"]),
-            codec=params["codec"],
-            transport=params["transport"],
-            **{name: params.get(name, choices[0]) for name, choices in self._optional()},
-        )
-        return self.with_knobs(proportional(weights, self.global_batch, self.limits), chosen)
+        return self.with_knobs(split_points.samples_at(params, self), params)
 
-    def with_knobs(self, samples: tuple[int, ...], knobs: Knobs) -> Plan:
-        """The plan with this split and these knobs."""
-        comm = _comm(knobs)
-        factors: tuple[str, ...] = ()
-        if comm.reducer == "scheduled" and knobs.factors == "yes" and self.factors_for is not None:
-            factors = self.factors_for(samples)
-        codec = knobs.codec if comm.reducer == "scheduled" or knobs.codec in ONE_ROUND_CODECS else "fp16"
-        if comm.collective != "ring" or factors or codec in MESSAGE_CODECS:
-            comm = replace(comm, transport="gloo")
-        return Plan(
-            batch=BatchPlan(samples=samples),
-            comm=comm,
-            compression=_compression(codec, knobs.compressed if comm.reducer == "scheduled" else ALL_LAYERS, factors),
-        )
+    def with_knobs(self, samples: tuple[int, ...], params: Mapping[str, Any]) -> Plan:
+        """The plan with this split and these values of knobs; others have their plainest value.
 
-    def all_knobs(self) -> list[Knobs]:
-        """Every choice of the knobs that are not the split, with a middling credit."""
-        optional = dict(self._optional()) | {"credit": CREDITS[:1]}
-        return [
-            Knobs(bucket_log2=bucket_log2, codec=codec, transport=transport, **dict(zip(optional, chosen, strict=True)))
-            for bucket_log2 in range(MIN_BUCKET_LOG2, self.max_bucket_log2 + 1)
-            for transport, codec, *chosen in product(self.transports, self.codecs, *optional.values())
-        ]
+        Where two knobs exclude each other, the transport gives way.
+        """
+        plan = Plan(batch=BatchPlan(samples=samples))
+        for knob in in_writing_order():
+            if knob.applies(plan):
+                plan = knob.write(plan, params.get(knob.name, knob.values(self).first), self)
+        return _with_messages(plan) if _needs_messages(plan) else plan
 
-    def log_shares(self, samples: Sequence[int]) -> dict[str, float]:
-        """The coordinates of a split: exactly that split wherever the tilts reach it, else the nearest they do."""
-        if len(samples) == 1:
-            return {}
-        counts = [max(count, 0.5) for count in samples]
-        log_shares = [math.log2(count / speed) for count, speed in zip(counts, self.reference, strict=True)]
-        middle = (max(log_shares) + min(log_shares)) / 2
-        return {
-            f"tilt.{rank}": min(max(log_share - middle, -MAX_LOG_SHARE), MAX_LOG_SHARE)
-            for rank, log_share in enumerate(log_shares)
-        }
+    def grid(self) -> Iterator[dict[str, Any]]:
+        """Every choice of the knobs that are not the split."""
+        values = {name: knob.values(self) for name, knob in KNOBS.items()}
+        lists = [of.grid() if KNOBS[name].in_grid else (of.first,) for name, of in values.items()]
+        return (dict(zip(values, chosen, strict=True)) for chosen in product(*lists))
+
+    def split_point(self, samples: Sequence[int]) -> dict[str, float]:
+        """The coordinates of a split."""
+        return split_points.point_of(samples, self)
 
     def point(self, plan: Plan) -> dict[str, Any]:
-        """The coordinates of a plan."""
+        """The coordinates of a plan; the plainest value where one means nothing for it."""
+        there = self.coordinates()
         if plan.pipeline is not None:
-            return self._anywhere() | self.staged.point(plan)
-        comm = plan.comm
-        size = comm.partition_bytes if comm.reducer == "scheduled" else comm.bucket_bytes
-        crosses = comm.reducer == "scheduled" and comm.crosses_steps and "crossing" in self.reducers
-        optional = {
-            "reducer": "crossing" if crosses else comm.reducer,
-            "credit": f"{max(comm.credit_bytes // comm.partition_bytes, 1)} parts"
-            if comm.reducer == "scheduled"
-            else CREDITS[0],
-            "collective": comm.collective,
-            "factors": "yes" if plan.compression.factors else "no",
-            "compressed": plan.compression.by_kind[0].kind if plan.compression.by_kind else ALL_LAYERS,
+            return {name: values.first for name, values in there.items()} | self.staged.point(plan)
+        read = {
+            name: knob.read(plan) if knob.applies(plan) else knob.values(self).first
+            for name, knob in KNOBS.items()
+            if name in there
         }
-        offered = {name for name, choices in self._optional() if len(choices) > 1}
-        return self.log_shares(plan.batch.samples) | {
-            "bucket_log2": size.bit_length() - 1,
-            "codec": plan.compression.codecs[-1],
-            "transport": comm.transport,
-            **{name: value for name, value in optional.items() if name in offered},
-            **self.staged.point(plan),
-        }
+        if read.get("reducer") == CROSS_STEP and CROSS_STEP not in self.reducers:
+            read["reducer"] = ReducerKind.SCHEDULED.value
+        return self.split_point(plan.batch.samples) | read | self.staged.point(plan)
 
-    def _anywhere(self) -> dict[str, Any]:
-        """Some point: what a plan with stages has for coordinates that mean nothing to it."""
-        knobs = [knob for knob in self.knobs() if knob.name not in self.staged.choices]
-        return {knob.name: knob.choices[0] if knob.choices else int(knob.high) if knob.whole else 0.0 for knob in knobs}
+    def holds(self, plan: Plan) -> bool:
+        """Whether a plan lies in the space: its split within reach, its knobs at values that may be chosen."""
+        return self.plan(self.point(plan)) == plan
 
     def describe(self) -> dict[str, Any]:
         """What makes two spaces the same; the reference is measured and does not count."""
@@ -193,7 +115,34 @@ class Space:
         for name in ("reference", "factors_for", "staged"):
             del described[name]
         described |= to_data(self.staged.choices)
-        return described | {"max_tilt": MAX_LOG_SHARE, "sends_factors": self.factors_for is not None}
+        searched = {name: to_data(values) for name, values in self.coordinates().items() if name in KNOBS}
+        return described | {
+            "max_log_share": split_points.MAX_LOG_SHARE,
+            "sends_factors": self.factors_for is not None,
+            "knobs": searched,
+        }
+
+
+def in_writing_order() -> Iterator[Knob]:
+    """Each knob after those that it reads."""
+    order = TopologicalSorter({name: knob.after for name, knob in KNOBS.items()})
+    return (KNOBS[name] for name in order.static_order())
+
+
+def resets(best: Plan, default: Plan) -> list[Reset]:
+    """The best plan with one knob at a time as the default has it; knobs that are so anyway are left out."""
+    every = [split_points.reset(best, default), *(one for knob in KNOBS.values() for one in knob.resets(best, default))]
+    return [one for one in every if one.plan != best]
+
+
+def _needs_messages(plan: Plan) -> bool:
+    codecs = any(CODECS[name].needs_messages for name in plan.compression.codecs)
+    return COLLECTIVES[plan.comm.collective].needs_messages or bool(plan.compression.factors) or codecs
+
+
+def _with_messages(plan: Plan) -> Plan:
+    """On a transport that carries messages from rank to rank."""
+    return plan if TRANSPORTS[plan.comm.transport].carries_shards else with_comm(plan, transport="gloo")
 
 
 def kinds_of(graph: OpGraph) -> tuple[str, ...]:
@@ -202,77 +151,17 @@ def kinds_of(graph: OpGraph) -> tuple[str, ...]:
     return kinds if len(kinds) > 1 else ()
 
 
-def joint_space(  # noqa: PLR0913 - one field each
-    *,
-    global_batch: int,
-    limits: Bounds,
-    reference: tuple[float, ...],
-    transports: tuple[str, ...],
-    codecs: tuple[str, ...],
-    param_bytes: int,
-    graph: OpGraph | None = None,
-    factors_for: Callable[[tuple[int, ...]], tuple[str, ...]] | None = None,
-    loop: Loop = PLAIN_LOOP,
-    staged: StagedPlans = NO_STAGES,
-) -> Space:
-    """The space of a job: the one place where it follows from the job what may be chosen."""
-    return Space(
-        global_batch=global_batch,
-        limits=limits,
-        reference=reference,
-        transports=transports,
-        codecs=codecs,
-        max_bucket_log2=max_bucket_log2(param_bytes),
-        factors_for=factors_for,
-        kinds=kinds_of(graph) if graph is not None else (),
-        staged=staged,
-        **ways_to_send(len(reference), transports, loop),
-    )
-
-
-def ways_to_send(num_ranks: int, transports: Sequence[str], loop: Loop = PLAIN_LOOP) -> dict[str, tuple[str, ...]]:
-    """The reducers and collectives that a job of this size can choose from. Schedules run on processors only, so far. A loop that
-    clips needs all gradients before each step, so that steps cannot cross.
+def configurations(num_ranks: int, transports: Sequence[str], loop: Loop = PLAIN_LOOP) -> dict[str, tuple[str, ...]]:
+    """The reducers and collectives that a job of this size can choose from. Schedules run on CPUs only, so far. A loop that
+    clips needs all gradients before each step, so that steps cannot overlap.
     """
-    if num_ranks < 2 or "gloo" not in transports:
-        return {"reducers": ("bucketed",), "collectives": ("ring",)}
-    crossing = () if loop.clip_norm is not None else ("crossing",)
-    return {"reducers": ("bucketed", *crossing, "scheduled"), "collectives": ("ring", "shards")}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Knobs:
-    """A choice of everything but the split."""
-
-    bucket_log2: int
-    codec: str
-    transport: str
-    reducer: str = "bucketed"
-    credit: str = "4 parts"
-    collective: str = "ring"
-    factors: str = "no"
-    compressed: str = ALL_LAYERS
-
-
-def _compression(codec: str, compressed: str, factors: tuple[str, ...]) -> CompressionPlan:
-    """The codec for all layers, or for one kind of them."""
-    if compressed == ALL_LAYERS or codec in LOSSLESS_CODECS:
-        return CompressionPlan(codec=codec, factors=factors)
-    return CompressionPlan(by_kind=(KindCodec(kind=compressed, codec=codec),), factors=factors)
-
-
-def _comm(knobs: Knobs) -> CommPlan:
-    if knobs.reducer == "bucketed":
-        return CommPlan(transport=knobs.transport, bucket_bytes=2**knobs.bucket_log2, collective=knobs.collective)
-    partition_bytes = 2**knobs.bucket_log2
-    return CommPlan(
-        reducer="scheduled",
-        transport=knobs.transport,
-        collective=knobs.collective,
-        partition_bytes=partition_bytes,
-        credit_bytes=int(knobs.credit.split()[0]) * partition_bytes,
-        crosses_steps=knobs.reducer == "crossing",
-    )
+    if num_ranks < 2 or not any(TRANSPORTS[name].carries_shards for name in transports):
+        return {"reducers": (ReducerKind.BUCKETED.value,), "collectives": ("ring",)}
+    overlap = () if loop.clip_norm is not None else (CROSS_STEP,)
+    return {
+        "reducers": (ReducerKind.BUCKETED.value, *overlap, ReducerKind.SCHEDULED.value),
+        "collectives": COLLECTIVES.names(lambda one: one.is_searched),
+    }
 
 
 def max_bucket_log2(param_bytes: int) -> int:

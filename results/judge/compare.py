@@ -1,6 +1,6 @@
-"""What a comparison says: how much faster one contender is than another, which is kept for reuse, and what has changed.
+"""The results of a comparison: how much faster one contender is than another, which is kept for reuse, and what has changed.
 
-Changes are judged at 99.5 %, because a verdict of "worse" is an alarm. Two ways: sides that took turns in one job are
+Changes are judged at 99.5 %, because a verdict of "worse" is an alarm. Sides that were interleaved in one job are
 compared round by round; sides from different jobs by their medians, and then whatever has changed on the machine
 between the jobs counts as a change as well.
 """
@@ -29,7 +29,7 @@ ALARM_ROUNDS = 10
 BETTER, WORSE, NO_DIFFERENCE, TOO_FEW = "better", "worse", stats.NO_DIFFERENCE, stats.TOO_FEW
 _SHOWN = 5
 _WORTH_IT = 1.02
-"""What putting a knob of the best plan back must gain for the comparison to be made anew."""
+"""What the reset of a knob of the best plan must gain for the comparison to be made anew."""
 JOB_DRIFT = 0.05
 """Medians of the same thing in different jobs were up to 4.7 % apart in our experiment (docs/measuring.md)."""
 DIFFERENT_JOBS = (
@@ -47,7 +47,7 @@ def ratio(baseline: Contender, contender: Contender) -> Ratio:
 def winner(comparison: Comparison) -> Contender:
     """The search's best plan, unless another is faster beyond noise, or it is no faster than the default beyond noise.
 
-    Variants with one knob put back are there to explain, not to win.
+    Ablations, with one knob reset to its default, are there to explain, not to win.
     """
     main = [c for c in comparison.contenders if c.rounds_s and not c.reverts and not c.name.endswith(AGAIN)]
     chosen = next((c for c in main if c.name == BEST), main[0])
@@ -61,7 +61,7 @@ def winner(comparison: Comparison) -> Contender:
 
 
 def faster_without(comparison: Comparison) -> Contender | None:
-    """The best plan with the knob put back that costs it most, if any costs more than noise and a few percent."""
+    """The best plan with the knob reset that costs it most, if any costs more than noise and a few percent."""
     best = next((c for c in comparison.contenders if c.name == BEST and c.rounds_s), None)
     variants = [c for c in comparison.contenders if c.reverts and c.rounds_s]
     gains = [(ratio(best, c), c) for c in variants] if best is not None else []
@@ -161,7 +161,7 @@ def _pairs(before: Side, after: Side) -> list[tuple[Series, Series]]:
 
 
 def _notes(before: Side, after: Side, pairs: Sequence[tuple[Series, Series]]) -> list[str]:
-    """What a reader must know to judge the table."""
+    """What limits the table."""
     notes = [DIFFERENT_JOBS]
     groups = [sorted({pair[side].group for pair in pairs}) for side in (0, 1)]
     if groups[0] != groups[1] and all(map(any, groups)):
@@ -169,8 +169,8 @@ def _notes(before: Side, after: Side, pairs: Sequence[tuple[Series, Series]]) ->
     facts = sorted(before.environment.keys() & after.environment.keys())
     changed = [fact for fact in facts if before.environment[fact] != after.environment[fact]]
     if changed:
-        told = (f"{fact} {before.environment[fact]} -> {after.environment[fact]}" for fact in changed)
-        notes.append(f"Also changed: {'; '.join(told)}.")
+        changes = (f"{fact} {before.environment[fact]} -> {after.environment[fact]}" for fact in changed)
+        notes.append(f"Also changed: {'; '.join(changes)}.")
     matched = {id(series) for pair in pairs for series in pair}
     alone = [(side, [one for one in side.series if id(one) not in matched]) for side in (before, after)]
     notes += [f"Only in {side.source}: {_names(series)}." for side, series in alone if series]

@@ -1,18 +1,20 @@
-"""A race: who took part, what each tried while tuning, how their plans compared, and the table that follows."""
+"""A race: its contenders, what each tried while tuning, how their plans compared, and the table that follows."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 
 from autotune.results.judge.stats import Ratio, speedup
-from autotune.results.store.record import AGAIN, DDP_TUNED, SCHEMA, Limit, RankResult, WorkloadInfo
+from autotune.results.store.record import AGAIN, DDP_TUNED, SCHEMA, Limit, RankResult, WorkloadInfo, current_name
+from autotune.results.store.store import read_json
 from autotune.results.text.numbers import format_shares
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.plan import Plan
 from autotune.workloads.quantity import format_bytes
 
-DDP_TUNED_FP16 = "DDP tuned by hand, fp16 hook"
+DDP_TUNED_FP16 = f"{DDP_TUNED}, fp16 hook"
 OURS = "autotune"
 OURS_LOSSY = "autotune, lossy allowed"
 NEAR_BEST = 0.95
@@ -48,7 +50,7 @@ class Entrant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Race:
-    """One workload on one mix."""
+    """One workload on one cluster."""
 
     workload: WorkloadInfo
     cluster: Cluster
@@ -76,13 +78,19 @@ class Place:
     vs_peer: Ratio | None
     """Against balanced, bucket-tuned DDP, lossless."""
     vs_kind: Ratio | None
-    """Against hand-tuned DDP of the same kind: lossless against lossless, lossy against its fp16 hook."""
+    """Against tuned DDP of the same kind: lossless against lossless, lossy against its fp16 hook."""
     fraction_of_limit: float | None
     cpu_s_per_step: float
     tuning_steps: int
     steps_to_near_best: int | None
-    """Tuning steps until a plan within 5 % of the best that anyone of its kind found; None: never."""
+    """Tuning steps until a plan within 5 % of the best that any contender of its kind found; None: never."""
     is_ours: bool
+
+
+def read_race(path: Path) -> Race:
+    """A race that `autotune race` has written, with the names that this version gives to contenders."""
+    race = read_json(Race, path)
+    return replace(race, entrants=tuple(replace(one, name=current_name(one.name)) for one in race.entrants))
 
 
 def places(race: Race) -> list[Place]:
@@ -120,7 +128,7 @@ def _steps_to_near_best(race: Race, entrant: Entrant) -> int | None:
 
 
 def why_no_faster(race: Race) -> list[str]:
-    """For each of our plans that is no faster than hand-tuned DDP of its kind beyond noise: what was measured."""
+    """For each of our plans that is no faster than tuned DDP of its kind beyond noise: what was measured."""
     return [
         _why(race, entrant, peer, ratio)
         for name, peer_name in ((OURS, DDP_TUNED), (OURS_LOSSY, DDP_TUNED_FP16))
@@ -132,9 +140,9 @@ def why_no_faster(race: Race) -> list[str]:
 def _why(race: Race, entrant: Entrant, peer: Entrant, ratio: Ratio) -> str:
     """Compute and wait of both, and how long a ring keeps the tightest link busy: no split or bucket shortens that."""
     spent = [
-        f"{who.name} ({_plan_words(who.plan)}) computes {_ms(max(rank.compute_s for rank in who.ranks))} ms on its "
-        f"slowest rank, and no rank waits less than {_ms(min(rank.wait_s for rank in who.ranks))} ms"
-        for who in (entrant, peer)
+        f"{one.name} ({_plan_text(one.plan)}) computes {_ms(max(rank.compute_s for rank in one.ranks))} ms on its "
+        f"slowest rank, and no rank waits less than {_ms(min(rank.wait_s for rank in one.ranks))} ms"
+        for one in (entrant, peer)
     ]
     ring_s = ring_time_s(race, entrant.plan)
     ring = f" A ring of these gradients alone takes {_ms(ring_s)} ms on the tightest link." if ring_s else ""
@@ -142,7 +150,7 @@ def _why(race: Race, entrant: Entrant, peer: Entrant, ratio: Ratio) -> str:
 
 
 def ring_time_s(race: Race, plan: Plan) -> float:
-    """What a ring all-reduce of the gradients takes on the tightest link of the mix; 0 where no link is stated."""
+    """The time of a ring all-reduce of the gradients on the slowest link of the cluster; 0 where no link is stated."""
     links = [host.link for host in race.cluster.hosts if host.link is not None]
     size = len(plan.batch.samples)
     num_bytes = race.workload.param_bytes / (1 if plan.is_lossless else 2)
@@ -150,7 +158,7 @@ def ring_time_s(race: Race, plan: Plan) -> float:
     return 2 * (size - 1) / size * num_bytes / slowest if slowest and len(race.cluster.hosts) > 1 else 0.0
 
 
-def _plan_words(plan: Plan) -> str:
+def _plan_text(plan: Plan) -> str:
     return f"{format_shares(plan.batch.samples)}, {format_bytes(plan.comm.bucket_bytes)} buckets, {plan.comm.transport}"
 
 

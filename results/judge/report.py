@@ -43,7 +43,7 @@ def build_report(
     *,
     results: Path | None = None,
 ) -> SweepReport:
-    """Everything there is to say about a sweep, finished or not. `results`: the folder it is in, for the commands to name."""
+    """The report of a sweep, finished or not. `results`: its folder, for the commands in the report."""
     contenders = tuple(one for one in comparison.contenders if one.rounds_s) if comparison else ()
     standings = _comparison_rows(info, contenders)
     default, best = _from_comparison(standings) if standings else _from_trials(info, records)
@@ -69,6 +69,7 @@ def build_report(
         num_rounds=min((len(one.rounds_s) for one in contenders), default=0),
         steps_per_round=comparison.steps_per_round if comparison else 0,
         knobs=_knob_rows(contenders),
+        searched=_searched(records),
         ranks=_rank_rows(default, best),
         breakdown=breakdown,
         costs=largest_costs(breakdown) if breakdown else (),
@@ -91,6 +92,11 @@ def build_report(
     )
 
 
+def _searched(records: Sequence[TrialRecord]) -> tuple[str, ...]:
+    """The knobs that trials of the search have set, one entry for the shares of all ranks."""
+    return tuple(dict.fromkeys(name.partition(".")[0] for record in records for name in record.params))
+
+
 def _about_norms(info: StudyInfo, best: Standing | None) -> tuple[str, ...]:
     if best is None or best.plan.batch.sync_norm:
         return ()
@@ -98,11 +104,11 @@ def _about_norms(info: StudyInfo, best: Standing | None) -> tuple[str, ...]:
     return (text,) if text else ()
 
 
-def rank_mixes(reports: Sequence[SweepReport]) -> tuple[ClusterRow, ...]:
-    """Several mixes of one workload, the fastest first; mixes without a measured plan last."""
+def rank_clusters(reports: Sequence[SweepReport]) -> tuple[ClusterRow, ...]:
+    """Several clusters of one workload, the fastest first; clusters without a measured plan last."""
     if len(names := sorted({report.workload for report in reports})) > 1:
         found = ", ".join(names)
-        raise SpecError(f"mixes were tuned for {found}: speeds compare within one workload, so rank each by itself")
+        raise SpecError(f"clusters were tuned for {found}: speeds compare within one workload, so rank each by itself")
     ordered = sorted(reports, key=lambda report: -report.best.samples_per_s if report.best else 0.0)
     return tuple(_cluster_row(place, report) for place, report in enumerate(ordered, start=1))
 

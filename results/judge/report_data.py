@@ -1,4 +1,4 @@
-"""What a sweep's report says, as plain data: the console and the JSON output show the same values."""
+"""A sweep's report as plain data: the console and the JSON output show the same values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TrialRow:
     state: str
     reason: str
     predicted_step_s: float | None = None
-    """What the simulator expected, if it was asked."""
+    """The prediction of the simulator, if there is one."""
     peak_memory_bytes: int | None = None
     """Of the rank that holds most, as metered."""
     predicted_peak_memory_bytes: int | None = None
@@ -52,12 +52,12 @@ class Standing:
     verdict: str = ""
     """What `vs_first` amounts to: "faster", "slower", "no difference" or "too few rounds"."""
     vs_tuned: Ratio | None = None
-    """Speed over DDP tuned by hand."""
+    """Speed over tuned DDP."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnobRow:
-    """What one knob is worth: the best plan against itself with that knob put back to the default."""
+    """What one knob is worth: the best plan against itself with that knob reset to its default."""
 
     knob: str
     reverted_plan: str
@@ -115,6 +115,8 @@ class SweepReport:
     num_rounds: int
     steps_per_round: int
     knobs: tuple[KnobRow, ...]
+    searched: tuple[str, ...]
+    """The knobs that the search set."""
     ranks: tuple[RankRow, ...]
     breakdown: Breakdown | None
     """Where the time of one traced step of the best plan went."""
@@ -139,7 +141,7 @@ class SweepReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterRow:
-    """One device mix among several that were tuned for the same workload."""
+    """One cluster among several that were tuned for the same workload."""
 
     place: int
     cluster: str

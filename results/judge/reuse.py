@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path, PurePath
 
 from autotune.results.judge.report_data import Command
-from autotune.results.store.command_line import JobWords, results_words, split_words
+from autotune.results.store.command_line import JobCommands, results_option, split_command
 from autotune.results.store.record import StudyInfo
 from autotune.workloads.cluster import load_cluster, stated_name
 from autotune.workloads.errors import SpecError
@@ -22,23 +22,23 @@ def next_commands(
 
     `results`: the folder that the study is in; without it, the one that the sweep named.
     """
-    about = job_words(info, num_ranks=num_ranks, results=results)
+    own = study_commands(info, num_ranks=num_ranks, results=results)
     commands = []
     if best_file is not None:
-        commands.append(Command(purpose="train with this plan", line=about.command("train", "--plan", "best")))
+        commands.append(Command(purpose="train with this plan", line=own.command("train", "--plan", "best")))
     if not finished and info.command:
-        commands.append(Command(purpose="go on with the sweep", line=about.started(info.command)))
-    again = shlex.join(["autotune", "report", info.name, *results_words(about.results)])
+        commands.append(Command(purpose="go on with the sweep", line=own.started(info.command)))
+    again = shlex.join(["autotune", "report", info.name, *results_option(own.results)])
     return (*commands, Command(purpose="see this report again", line=again))
 
 
-def job_words(info: StudyInfo, *, num_ranks: int, results: Path | None = None) -> JobWords:
-    """What a study is about, as the user named it where its command tells."""
-    words = split_words(info.command)
+def study_commands(info: StudyInfo, *, num_ranks: int, results: Path | None = None) -> JobCommands:
+    """Of a study, with the names that its own command used."""
+    words = split_command(info.command)
     given, folder = _option(words, "--workload"), _option(words, "--results")
     workload, options = split_workload(given or info.workload.name)
     options |= dict(pair.split("=", 1) for pair in _values(words, "--set") if "=" in pair)
-    return JobWords(
+    return JobCommands(
         workload=workload,
         options=options,
         cluster=_cluster(info, words),

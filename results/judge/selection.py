@@ -21,7 +21,7 @@ def by_speed(records: Sequence[TrialRecord], *roles: Role) -> list[TrialRecord]:
     """The first trial of each plan that ran, fastest plan first, by the mean over all steps of all its trials.
 
     The mean, because it is what training takes: a plan that is quick in most steps and stumbles in some must not win.
-    Plans that noise cannot tell from the fastest, and that are close to it, go by the processor time they use, which is a
+    Plans that noise cannot separate from the fastest, and that are close to it, go by the CPU time they use, which is a
     steadier measure: on cores that ranks share, the plan that uses less of them is the faster one more often than not.
     """
     trials: dict[Plan, list[TrialRecord]] = {}

@@ -24,7 +24,7 @@ class Series:
     name: str
     rounds_s: tuple[float, ...]
     group: str = ""
-    """What it is part of, such as "vgg on mixed4"; empty where the file does not say."""
+    """What it is part of, such as "vgg on mixed4"; empty where the file does not state it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +38,7 @@ class Run:
     job: int = 0
     """Runs of one job share their processes."""
     cpu_s_per_step: float = 0.0
-    """Processor seconds of all ranks."""
+    """CPU seconds of all ranks."""
     load: float = 0.0
     """The machine's load average when the run began."""
 

@@ -1,4 +1,4 @@
-"""Find the series in whatever holds them: a study, a race, a report, a pytest-benchmark file, a file of runs.
+"""Read the series of any file that holds them: a study, a race, a report, a pytest-benchmark file, a file of runs.
 
 Only names and times are read, so that files of other versions compare as well. Anything else, anything damaged and
 anything empty is one message, never a crash.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.results.judge.series import Runs, Series, in_blocks
-from autotune.results.store.record import SCHEMA
+from autotune.results.store.record import SCHEMA, current_name
 from autotune.results.store.store import find_studies
 from autotune.workloads.errors import SpecError, StoreError
 from autotune.workloads.serial import from_data
@@ -33,7 +33,7 @@ class Side:
     """The file or the study, as the user named it."""
     series: tuple[Series, ...]
     environment: dict[str, str] = field(default_factory=dict)
-    """What it was measured with, as far as the source says."""
+    """What it was measured with, as far as the source states it."""
 
 
 def read_side(spec: str, results: Path) -> Side:
@@ -72,7 +72,7 @@ def _from_file(path: Path, source: str) -> Side:
 
 
 def _load(path: Path) -> Any:
-    """The JSON of a file, of a version that we know."""
+    """The JSON of a file, of a version that we read."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -91,7 +91,7 @@ def _load(path: Path) -> Any:
 
 
 def _series(data: Any, path: Path) -> Iterator[Series]:
-    """The series of any kind of file, told apart by the keys that only that kind has."""
+    """The series of any kind of file, recognised by the keys that only that kind has."""
     where = str(path)
     match data:
         case {"contenders": list(rows)}:
@@ -122,9 +122,9 @@ def _rounds(rows: Iterable[Any], group: str, where: str) -> Iterator[Series]:
         match row:
             case {"name": str(name), "rounds_s": list(times)}:
                 if times:
-                    yield Series(name=name, rounds_s=_times(times, f"{where}: {name}"), group=group)
+                    yield Series(name=current_name(name), rounds_s=_times(times, f"{where}: {name}"), group=group)
             case {"name": str(name), "step_s": step_s}:
-                yield Series(name=name, rounds_s=_times([step_s], f"{where}: {name}"), group=group)
+                yield Series(name=current_name(name), rounds_s=_times([step_s], f"{where}: {name}"), group=group)
             case _:
                 raise StoreError(f"{where!r} has a contender without a name or without times: make it again")
 

@@ -53,7 +53,7 @@ class Ratio:
 def judged(
     ratio: Ratio, *, fewest: int = MIN_ROUNDS, drift: float = 0.0, words: tuple[str, str] = (FASTER, SLOWER)
 ) -> str:
-    """What a ratio amounts to, in one of two words, NO_DIFFERENCE, or TOO_FEW where fewer rounds than `fewest` prove nothing.
+    """The verdict of a ratio: one of `words`, NO_DIFFERENCE, or TOO_FEW where there are fewer rounds than `fewest`.
 
     `drift`: by how much the two sides may differ for no reason.
     """
@@ -66,7 +66,7 @@ def judged(
 
 def with_remedy(verdict: str) -> str:
     """A verdict in a sentence: where rounds were too few, how many there should be."""
-    return f"{verdict} ({MIN_ROUNDS} or more would tell)" if verdict == TOO_FEW else verdict
+    return f"{verdict} ({MIN_ROUNDS} or more are needed)" if verdict == TOO_FEW else verdict
 
 
 def speedup(
@@ -138,7 +138,7 @@ def _quantile(points: Sequence[tuple[float, float]], tail: float) -> float:
 
 
 def widened_confidence(confidence: float, num_rounds: int) -> float:
-    """The confidence to ask a percentile bootstrap of few rounds for, so that it errs no more often than `confidence` says.
+    """The confidence to request of a percentile bootstrap of few rounds, so that it errs no more often than `confidence` allows.
 
     Percentile intervals of n rounds are too narrow: at 99.5 % those of 10 rounds miss the truth in 2 cases of 100, of 20
     in 1. Replacing the normal quantile by sqrt(n/(n-1))·t(n-1) mends that: the "expanded percentile interval" of
@@ -174,7 +174,7 @@ def detectable_slowdown(ratio: Ratio, *, confidence: float, power: float = POWER
 def num_warmup(steps_s: Sequence[float]) -> int:
     """How many leading steps are still warming up; at most half of them.
 
-    The second half of the series says what a step is like: its median, and 1.4826·MAD for a standard deviation that
+    The second half of the series defines a normal step: its median, and 1.4826·MAD for a standard deviation that
     outliers cannot inflate. Leading steps more than 5 of those away, slower or faster, are warm-up; the first that is
     not ends it.
     """

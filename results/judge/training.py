@@ -46,8 +46,8 @@ class TrainingReport:
     """Where the time of one more step went, traced and not counted."""
     costs: tuple[str, ...]
     decisions: tuple[Decision, ...] = ()
-    """Where the plan could change on the way: how it did, and why."""
+    """Where the plan could change while training: how it did, and why."""
     warnings: tuple[str, ...] = ()
-    """What to know about the model that came of it."""
+    """What affects the trained model."""
     predicted: Forecast | None = None
-    """Of a plan with pipeline stages: what was expected of it, where costs are known."""
+    """Of a plan with pipeline stages: its prediction, where costs are stated or measured."""

@@ -1,6 +1,6 @@
-"""The sentences of a report: what was found, said so that someone who has never seen the tool understands it.
+"""The sentences of a report, for a reader who has never seen the tool.
 
-Each function takes the report's figures and returns text. Losses are said as plainly as wins.
+Each function takes the report's figures and returns text. Losses are stated as plainly as wins.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _against_default(report: SweepReport, default: Standing, best: Standing) -> 
         )
     if best.verdict == TOO_FEW:
         return (
-            f"{_count(report.num_rounds, 'round')} cannot tell whether the best plan found is faster than the default (torch DDP, "
+            f"{_count(report.num_rounds, 'round')} cannot decide whether the best plan found is faster than the default (torch DDP, "
             f"even split) {_where(report)}: {report.workload} trains at {default_rate} samples/s with the default, and the "
             f"best plan is {amount}: {TOO_FEW}. Compare again with --rounds {MIN_ROUNDS} or more, under another --study."
         )
@@ -134,7 +134,7 @@ def _about_tuned(report: SweepReport) -> str:
         return ""
     interval = format_interval(best.vs_tuned.low, best.vs_tuned.high)
     return (
-        f"DDP tuned by hand reaches {format_rate(tuned.samples_per_s)} samples/s: "
+        f"Tuned DDP reaches {format_rate(tuned.samples_per_s)} samples/s: "
         f"the best plan is {format_times(best.vs_tuned.value)} that ({interval}): {best.vs_tuned.verdict}."
     )
 
@@ -154,7 +154,7 @@ def _about_kept(report: SweepReport) -> str:
         return ""
     few = report.best is not None and report.best.verdict == TOO_FEW
     why = (
-        "too few rounds tell whether the search's is faster"
+        "the rounds are too few to decide whether the search's is faster"
         if few
         else "the search's best plan is not faster beyond noise"
     )

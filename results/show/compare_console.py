@@ -17,14 +17,14 @@ _STYLES = {BETTER: "green", WORSE: "bold red"}
 
 def show_changes(console: Console, changes: Changes) -> None:
     """A table of both sides, one sentence that sums it up, and what to bear in mind."""
-    how = "in turn within one job" if changes.in_one_job else "from different jobs"
+    how = "interleaved within one job" if changes.in_one_job else "from different jobs"
     title = f"{changes.before} -> {changes.after}: {how}, {changes.confidence * 100:g} % intervals"
     console.print(Text(title, style="bold"), soft_wrap=True)
     console.print(make_table(_columns(changes), changes.rows, width=console.width))
     counts = {verdict: sum(row.verdict == verdict for row in changes.rows) for verdict in (BETTER, WORSE)}
-    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) or _nothing_found(changes)
+    found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) or _nothing_found(changes)
     style = next((_STYLES[verdict] for verdict in (WORSE, BETTER) if counts[verdict]), "")
-    console.print(Text(f"{told} (of {len(changes.rows)} compared)", style=style))
+    console.print(Text(f"{found} (of {len(changes.rows)} compared)", style=style))
     for note in changes.notes:
         console.print(Text(note, style="dim"), soft_wrap=True)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from autotune.profilers.timeline import Counter, Span, Timeline
 from autotune.results.store.decision import Decision, in_words
 
-LANE = "decisions"
+TRACK = "decisions"
 
 
 def with_decisions(timeline: Timeline, decisions: Sequence[Decision]) -> Timeline:
@@ -20,7 +20,7 @@ def with_decisions(timeline: Timeline, decisions: Sequence[Decision]) -> Timelin
     spans = [
         Span(
             rank=0,
-            lane=LANE,
+            track=TRACK,
             kind=decision.kind,
             op=f"step {decision.step}: {in_words(decision)}",
             start_s=decision.at_s,

@@ -31,7 +31,7 @@ LABEL = "predicted, not measured"
 def show_forecasts(
     console: Console, forecasts: Sequence[Forecast], tables: Sequence[Timetable | None] | None = None
 ) -> None:
-    """One prediction, or one before and one after an edit of the mix. `tables`: of plans with pipeline stages, how they run."""
+    """One prediction, or one before and one after an edit of the cluster. `tables`: the schedules of pipelined plans."""
     for forecast, table in zip(forecasts, tables or [None] * len(forecasts), strict=True):
         _show(console, forecast, table)
     if len(forecasts) > 1:

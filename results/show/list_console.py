@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -23,6 +23,16 @@ def show_findings(console: Console, findings: Sequence[tuple[str, str, str, str]
         if fix:
             table.add_row("", "", Text(f"-> {fix}", style="cyan"))
     console.print(table)
+
+
+def show_choices(console: Console, choices: Mapping[str, Mapping[str, str]]) -> None:
+    """Names and what they are, under titles."""
+    for title, named in choices.items():
+        console.print(Text(title, style="bold"))
+        table = Table(show_header=False, box=None, pad_edge=False)
+        for name, text in named.items():
+            table.add_row(f"  {name}", text)
+        console.print(table)
 
 
 def show_best(console: Console, kept: Sequence[tuple[Path, BestPlan]]) -> None:

@@ -1,4 +1,4 @@
-"""Lines that are drawn anew, so that they are seen under mpirun: it passes on whole lines only, and would keep the last one."""
+"""Lines that are drawn anew and also visible under mpirun, which forwards whole lines only and would hold back the last one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rich.text import Text
 
 
 def whole_lines(shown: RenderableType) -> Group:
-    """The same with a line end behind it, whatever else the terminal is told after that."""
+    """The same with a line end behind it, whatever else is written to the terminal after that."""
     return Group(shown, Text())
 
 
 def live_lines(console: Console) -> Live:
-    """Drawn when told to and never by a timer; gone when stopped. `show` what is to be seen."""
+    """Drawn by `show` and never by a timer; removed when stopped."""
     return Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
 
 

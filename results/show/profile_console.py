@@ -83,7 +83,7 @@ def slowest_ops(rank: RankProfile) -> list[OpRow]:
 
 
 def warnings(profile: Profile) -> list[str]:
-    """What a reader must know before believing the figures."""
+    """What limits the figures."""
     found = []
     for rank in profile.ranks:
         if any(abs(_unattributed(step)) > _MUCH for step in rank.steps):

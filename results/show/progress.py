@@ -1,7 +1,7 @@
-"""What a sweep shows while it runs: on a terminal one live line, in a log one line per trial.
+"""The progress of a sweep, a race or a profile: on a terminal one live line, in a log one line per trial.
 
-The live line is drawn when something happens and never by a timer: a drawing thread would take processor time from the
-very steps that are being measured.
+The live line is drawn when an event occurs and never by a timer: a drawing thread would take CPU time from the steps that
+are being measured.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from rich.table import Column
 from rich.text import Text
 
 from autotune.results.show.live_lines import LiveBar
+from autotune.results.show.watcher import Watcher
 from autotune.results.store.record import TrialRecord
 from autotune.results.text.numbers import format_duration, format_ms, format_rate, format_times, plan_summary
 
 
-class SweepProgress:
-    """Live progress with the time left. The clock is passed in, so that tests need not wait."""
+class SweepProgress(Watcher):
+    """Live progress with the time left. `clock` is a parameter, so that tests need not wait."""
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -43,7 +44,7 @@ class SweepProgress:
         self._close()
 
     def start(self, total_trials: int | None, title: str, *, time_limit_s: float | None = None) -> None:
-        """A sweep of this many trials begins (None: as many as the time limit allows)."""
+        """A series of this many trials begins (None: as many as the time limit allows)."""
         self._close()
         self._total, self._done, self._started_s = total_trials, 0, self._clock()
         self._deadline_s = None if time_limit_s is None else self._started_s + time_limit_s
@@ -65,7 +66,6 @@ class SweepProgress:
         self._bar.start()
 
     def trial_done(self, record: TrialRecord, best_step_s: float | None, default_step_s: float | None) -> None:
-        """A trial ended; the best and the default's step so far, or None where there is none yet."""
         self._done += 1
         if self._bar is None:
             self._say("  ".join([f"trial {self._count()}", *_parts(record, default_step_s), self._left()]).rstrip())
@@ -79,7 +79,6 @@ class SweepProgress:
         self._bar.refresh()
 
     def phase(self, text: str) -> None:
-        """Something other than a trial begins."""
         if self._bar is None:
             self._say(text)
             return

@@ -14,7 +14,7 @@ from autotune.results.text.numbers import MISSING, format_number, format_percent
 
 
 def show_race(console: Console, race: Race) -> None:
-    """Everybody's speed beside that of hand-tuned DDP, and what tuning took."""
+    """The speed of each contender beside that of tuned DDP, and the steps that its tuning took."""
     rows = places(race)
     title = (
         f"Race: {race.workload.name} on {race.cluster.name} ({race.cluster.label}), "

@@ -1,7 +1,8 @@
 """The report in a terminal, and as plain text in a log.
 
-Whether the stream is a terminal is told, never asked: under mpirun every rank has a pty and would say yes. All text of
-our own is ASCII and printed without markup, so a message with [brackets] or a narrow encoding cannot break it.
+Whether the stream is a terminal is a parameter and never detected: under mpirun every rank has a pty, and detection would
+always report one. Our own text is ASCII and printed without markup, so a message with [brackets] or a narrow encoding
+cannot break it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,18 @@ from rich.panel import Panel
 from rich.text import Text
 
 from autotune.profilers.breakdown import Breakdown
-from autotune.results.judge.report import rank_mixes
+from autotune.results.judge.report import rank_clusters
 from autotune.results.judge.report_data import SweepReport
-from autotune.results.show.report_tables import KNOBS, MIXES, RANKS, TRIALS, Column, Row, comparison_columns, make_table
+from autotune.results.show.report_tables import (
+    CLUSTERS,
+    KNOBS,
+    RANKS,
+    TRIALS,
+    Column,
+    Row,
+    comparison_columns,
+    make_table,
+)
 from autotune.results.store.record import TrialState
 from autotune.results.text.breakdown_text import LEGEND, bars, queue_text
 from autotune.results.text.numbers import format_ms, format_percent
@@ -35,7 +45,7 @@ def make_console(
     width: int | None = None,
     quiet: bool = False,
 ) -> Console:
-    """A console on a stream. Colour: as told, else on a terminal unless NO_COLOR is set. Width: at most 100 columns."""
+    """A console on a stream. Colour: as `color`, else on a terminal unless NO_COLOR is set. Width: at most 100 columns."""
     colored = color if color is not None else terminal and not os.environ.get("NO_COLOR")
     system: Literal["auto", "standard"] = "auto" if terminal else "standard"
     console = Console(
@@ -58,14 +68,24 @@ def show_error(console: Console, message: str) -> None:
     console.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
 
 
+def show_reports(console: Console, reports: Sequence[SweepReport]) -> None:
+    """The report of each cluster, and their ranking if there are several."""
+    for report in reports:
+        show_report(console, report)
+    if len(reports) > 1:
+        show_ranking(console, reports)
+
+
 def show_report(console: Console, report: SweepReport) -> None:
     """The whole report: what was found, compared, worth, and how to use it."""
     _show_headline(console, report)
     if report.comparison:
         _show_comparison(console, report)
     if report.knobs:
-        title = f"What each knob was worth ({report.label}): best plan against itself with one put back"
+        title = f"What each knob was worth ({report.label}): best plan against itself with one reset to its default"
         _show_table(console, title, KNOBS, report.knobs)
+    if report.searched:
+        console.print(Text(f"Searched: {', '.join(report.searched)}.", style="dim"), soft_wrap=True)
     if report.ranks:
         _show_ranks(console, report)
     if report.breakdown is not None:
@@ -76,12 +96,12 @@ def show_report(console: Console, report: SweepReport) -> None:
 
 
 def show_ranking(console: Console, reports: Sequence[SweepReport]) -> None:
-    """Several device mixes of one workload, the fastest first."""
-    rows = rank_mixes(reports)
+    """Several clusters of one workload, the fastest first."""
+    rows = rank_clusters(reports)
     if not rows:
         return
     labels = ", ".join(sorted({row.label for row in rows}))
-    _show_table(console, f"Device mixes for {reports[0].workload} ({labels}): fastest first", MIXES, rows)
+    _show_table(console, f"Device mixes for {reports[0].workload} ({labels}): fastest first", CLUSTERS, rows)
     _notes(console, [f"{row.cluster}: {row.note}" for row in rows if row.note])
 
 

@@ -1,6 +1,6 @@
 """The tables of a report: which columns each has, and what stands in a cell.
 
-A column with nothing to say is left out, and so are those that can be spared where the console is too narrow: figures
+A column without a value is left out, and so are those that can be spared where the console is too narrow: figures
 are never cut short.
 """
 
@@ -21,6 +21,7 @@ from autotune.results.store.record import DDP_TUNED, RankResult
 from autotune.results.text.numbers import (
     MISSING,
     codecs_text,
+    comm_summary,
     format_interval,
     format_ms,
     format_number,
@@ -29,14 +30,13 @@ from autotune.results.text.numbers import (
     format_shares,
     format_times,
     pieces,
-    way_to_send,
 )
 from autotune.workloads.plan import MIB, Plan
 
 Row = TypeVar("Row")
 GAP = 2
 NAME_WIDTH = 24
-ROLES = {"peer": "by hand"}
+ROLES = {"peer": "tuned DDP"}
 VERDICT_STYLES = {FASTER: "green", SLOWER: "red", NO_DIFFERENCE: "dim", TOO_FEW: "dim"}
 
 
@@ -116,7 +116,7 @@ def _pieces(plan: Plan) -> str:
 def _reducer(plan: Plan) -> str:
     if plan.pipeline is not None:
         return f"{len(plan.pipeline.first_ops)} stages, {plan.pipeline.schedule}"
-    return way_to_send(plan.comm) or "bucketed"
+    return comm_summary(plan.comm) or "bucketed"
 
 
 def _codec(plan: Plan) -> str:
@@ -135,7 +135,7 @@ def _change(row: RankRow, show: Callable[[RankResult], str]) -> str:
 
 
 def _late(row: RankRow) -> str:
-    """Empty where nobody was late, so that the column shows only when it matters."""
+    """Empty where no rank was late, so that the column shows only when it matters."""
     late = any(result.late_s > 0 for result in (row.default, row.best) if result is not None)
     return _change(row, lambda result: format_ms(result.late_s)) if late else ""
 
@@ -161,7 +161,7 @@ def comparison_columns(first: str) -> list[Column[Standing]]:
 
 KNOBS: list[Column[KnobRow]] = [
     Column("", lambda row: row.knob, is_text=True),
-    Column("ms/step\nput back", lambda row: format_ms(row.reverted_step_s)),
+    Column("ms/step\nreset", lambda row: format_ms(row.reverted_step_s)),
     Column("speed-up\nfrom it", lambda row: ratio_cell(row.worth)),
     Column("95 %\ninterval", lambda row: interval_cell(row.worth)),
     Column("verdict", lambda row: row.verdict, is_text=True),
@@ -197,9 +197,9 @@ TRIALS: list[Column[TrialRow]] = [
     Column("codec", lambda row: _codec(row.plan), is_text=True),
 ]
 
-MIXES: list[Column[ClusterRow]] = [
+CLUSTERS: list[Column[ClusterRow]] = [
     Column("#", lambda row: str(row.place)),
-    Column("mix", lambda row: row.cluster, is_text=True),
+    Column("cluster", lambda row: row.cluster, is_text=True),
     Column("samples\n/s", lambda row: format_rate(row.samples_per_s)),
     Column("by\ndefault", lambda row: format_rate(row.default_samples_per_s)),
     Column("gain", lambda row: format_times(row.gain)),

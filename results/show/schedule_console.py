@@ -27,7 +27,7 @@ _MOST_DEVICES = 32
 
 
 class Progress(Protocol):
-    """What is known so far of a search."""
+    """The best schedule of a search so far, and its bounds."""
 
     @property
     def doing(self) -> str: ...
@@ -44,17 +44,17 @@ class Progress(Protocol):
 
 
 class Ticker:
-    """A line whenever something has become better."""
+    """Prints a line whenever a figure has improved."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._said: tuple[float, ...] = ()
+        self._shown: tuple[float, ...] = ()
 
-    def heard(self, progress: Progress) -> None:
+    def update(self, progress: Progress) -> None:
         now = (progress.makespan_s, progress.makespan_bound_s, progress.period_s or 0.0, progress.period_bound_s)
-        if now == self._said:
+        if now == self._shown:
             return
-        self._said = now
+        self._shown = now
         period = (
             ""
             if progress.period_s is None

@@ -61,8 +61,8 @@ def _against_default(ratio: Ratio | None) -> str:
     if ratio is None:
         return "torch DDP with its defaults cannot run on these devices: nothing to compare with"
     interval = format_interval(ratio.low, ratio.high)
-    told = with_remedy(ratio.verdict)
-    return f"{format_times(ratio.value)} ({interval}) torch DDP with its defaults, in turn in this job: {told}"
+    verdict = with_remedy(ratio.verdict)
+    return f"{format_times(ratio.value)} ({interval}) torch DDP's defaults, interleaved in this job: {verdict}"
 
 
 def _rank_table(report: TrainingReport) -> Table:

@@ -1,7 +1,7 @@
-"""A training run while it runs: how far it is, by which plan, and what was decided on the way.
+"""The progress of a training run: its step, its plan, and every decision that changed it.
 
-On a terminal the last lines are drawn anew; in a log there is a line every few seconds. Decisions stay where they were said.
-Drawn when a step ends and never by a timer: a drawing thread would take processor time from the steps themselves.
+On a terminal the last lines are drawn anew; in a log there is a line every few seconds. Lines about decisions stay.
+Drawn when a step ends and never by a timer: a drawing thread would take CPU time from the steps themselves.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from autotune.results.show.live_lines import live_lines, show
+from autotune.results.show.watcher import Watcher
 from autotune.results.store.decision import Decision, in_words
 from autotune.results.text.numbers import format_ms, format_rate, plan_summary
 from autotune.workloads.plan import Plan
@@ -24,8 +25,8 @@ _EVERY_S = {True: 0.5, False: 5.0}
 """On a terminal, in a log."""
 
 
-class TrainingProgress:
-    """The clock is passed in, so that tests need not wait."""
+class TrainingProgress(Watcher):
+    """`clock` is a parameter, so that tests need not wait."""
 
     def __init__(self, console: Console, total_steps: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._total, self._clock = console, total_steps, clock
@@ -43,16 +44,13 @@ class TrainingProgress:
             self._live.stop()
 
     def phase(self, text: str) -> None:
-        """Something other than training begins."""
         self._show(text)
 
-    def begun(self, plan: Plan) -> None:
-        """The first step is about to begin, by this plan."""
+    def training_started(self, plan: Plan) -> None:
         self._plan, self._said_s, self._said_steps = plan, self._clock(), 0
         self._show(f"step 0/{self._total}")
 
     def decided(self, decision: Decision) -> None:
-        """Something was seen, and training may go on by another plan."""
         self._plan = decision.plan
         self._console.print(Text(f"step {decision.step}/{self._total}: {in_words(decision)}"), soft_wrap=True)
 

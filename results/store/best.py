@@ -1,4 +1,4 @@
-"""The best plan per (workload, mix), kept as readable JSON for reuse: the point of the whole exercise."""
+"""The best plan per (workload, cluster), kept as readable JSON for reuse."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BEST_FOLDER = "best"
 
 
 def best_path(results: Path, workload: str, cluster: str) -> Path:
-    """Where the best plan of that workload on that mix is kept."""
+    """Where the best plan of that workload on that cluster is kept."""
     return results / BEST_FOLDER / f"{safe_name(workload)}@{cluster}.json"
 
 
@@ -35,7 +35,7 @@ def all_best(results: Path) -> list[tuple[Path, BestPlan]]:
 def matching(
     kept: list[tuple[Path, BestPlan]], workload: str | None, cluster: str | None
 ) -> list[tuple[Path, BestPlan]]:
-    """Those of a workload and a cluster, each named as files call it or as the user does: without options, whatever the ranks."""
+    """Those of a workload and a cluster, named as files do (with options and ranks) or as the user does (without)."""
     for same, on in product((_same_workload, _same_spec), (_same_cluster, _part_of)):
         found = [
             (path, plan)
@@ -78,7 +78,7 @@ def load_best(results: Path, workload: str, cluster: str, *, sweep: str = "") ->
 def check_made_for(
     best: BestPlan, *, workload_fingerprint: str, cluster_fingerprint: str, cluster: str, sweep: str = "autotune sweep"
 ) -> None:
-    """Refuse a plan that was tuned for something else: it would run, and be slow. `sweep`: the command that makes a plan for this job."""
+    """Refuse a plan that was tuned for something else: it would run slowly. `sweep`: the command that makes the right one."""
     if best.cluster_fingerprint != cluster_fingerprint:
         anew = f" --study {safe_name(best.workload)}-{cluster_fingerprint}" if best.cluster == cluster else ""
         raise SpecError(

@@ -1,4 +1,4 @@
-"""Command lines that reports and messages print: one way to write them, from what a job is about, so that they work when pasted."""
+"""Command lines that reports and messages print, written in one place, so that they work when pasted."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def default_results() -> Path:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JobWords:
-    """What a job is about, in the words of the command line."""
+class JobCommands:
+    """The command lines for one workload on one cluster."""
 
     workload: str
     """As --workload takes it, without options."""
@@ -38,31 +38,31 @@ class JobWords:
     results: Path | None = None
     """None: the default folder."""
     lab: str = ""
-    """The lab that the job runs in, if any."""
+    """The lab in which the job runs, if any."""
 
     def command(self, verb: str, *more: str) -> str:
         """`autotune VERB` on all ranks."""
         words = ["autotune", verb, "--workload", self.workload]
         words += [word for key, value in sorted(self.options.items()) for word in ("--set", f"{key}={value}")]
-        words += ["--cluster", self.cluster, *more, *results_words(self.results)]
+        words += ["--cluster", self.cluster, *more, *results_option(self.results)]
         return self.started(shlex.join(words))
 
     def started(self, command: str) -> str:
-        """A command as it is started on all ranks; one with --ranks starts them itself."""
-        if any(word.partition("=")[0] == "--ranks" for word in split_words(command)):
+        """A command as it is started on all ranks; one with --ranks starts mpirun itself."""
+        if any(word.partition("=")[0] == "--ranks" for word in split_command(command)):
             return command
         if self.lab:
             return f"autotune lab run --name {shlex.quote(self.lab)} -- {command}"
         return f"mpirun -n {self.num_ranks} {command}"
 
 
-def results_words(results: Path | None) -> list[str]:
+def results_option(results: Path | None) -> list[str]:
     """--results, where the folder is not the default one."""
     return [] if results in (None, default_results()) else ["--results", str(results)]
 
 
 def first_sweep(results: Path, workload: str | None = None, cluster: str | None = None) -> str:
-    """The sweep to start with, for a user who has asked for what no sweep has made; names may be those of files and reports."""
+    """The sweep to start with, where no sweep has made what was requested; names may be those of files and reports."""
     spec, options = split_workload(workload or "vgg")
     ranks, name = min(available_cores(), _MOST_RANKS), ANY_CLUSTER
     try:
@@ -72,12 +72,12 @@ def first_sweep(results: Path, workload: str | None = None, cluster: str | None 
     else:
         name = cluster or ANY_CLUSTER
         ranks = ranks if loaded.any_ranks else len(loaded.devices)
-    about = JobWords(workload=spec, options=options, cluster=name, num_ranks=ranks, results=results)
-    return about.command("sweep")
+    commands = JobCommands(workload=spec, options=options, cluster=name, num_ranks=ranks, results=results)
+    return commands.command("sweep")
 
 
-def split_words(command: str) -> list[str]:
-    """The words of a command, also of one that no shell would read."""
+def split_command(command: str) -> list[str]:
+    """The words of a command, also of one that no shell would accept."""
     try:
         return shlex.split(command)
     except ValueError:

@@ -20,14 +20,14 @@ class Decision:
     plan: Plan
     kind: str
     ranks: tuple[int, ...] = ()
-    """Whose device or link is not what it was, where that can be told."""
+    """The ranks whose device or link has changed, where that can be determined."""
     predicted_gain: float = 0.0
     """Share of the step time that it is expected to save."""
     reason: str
     switches: bool = True
-    """Whether the plan is another one than before. If not, this is what was seen; what comes of it is another decision."""
+    """Whether the plan is another one than before; if not, this is an observation without a change."""
     at_s: float = 0.0
-    """When it was taken, on rank 0's performance counter, which is the clock of a run's timeline."""
+    """When it was taken, by rank 0's performance counter, as in a run's timeline."""
 
 
 def in_words(decision: Decision) -> str:

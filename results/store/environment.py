@@ -32,7 +32,7 @@ def describe_environment() -> dict[str, str]:
 
 
 def processor_name() -> str:
-    """The processor's name as the kernel tells it."""
+    """The processor's name as the kernel reports it."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

@@ -1,6 +1,6 @@
-"""Lines fitted through measurements, as they are kept: each says where it comes from and the range it was measured in.
+"""Lines fitted through measurements, as they are kept: each with its source and the range in which it was measured.
 
-Whoever predicts from one asks `covers` first: beyond the range a line is a guess.
+A prediction checks `covers` first: beyond the range a line is extrapolated.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from autotune.profilers.links import algbw, busbw
 
 
 class Source(enum.Enum):
-    """How much a number can be believed."""
+    """Where a number comes from."""
 
     MEASURED = "measured"
-    """By `autotune profile`, on the device or link itself; of an emulated mix, on the emulation (see the label)."""
+    """By `autotune profile`, on the device or link itself; of an emulated cluster, on the emulation (see the label)."""
     IMPORTED = "imported"
     """Measured elsewhere, by another tool."""
     DATASHEET = "datasheet"
-    """Nobody measured it."""
+    """Not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,9 +38,9 @@ class Fit:
 
     @staticmethod
     def origin(points: Sequence[Point], line: Line) -> dict[str, Any]:
-        """What every line through measured points says of itself."""
-        known = [x for x, _ in points]
-        return {"source": Source.MEASURED, "low": min(known), "high": max(known), "worst_error": line.worst_error}
+        """The source and the range of a line through measured points."""
+        measured = [x for x, _ in points]
+        return {"source": Source.MEASURED, "low": min(measured), "high": max(measured), "worst_error": line.worst_error}
 
     def covers(self, x: float) -> bool:
         """Whether x lies in the range that was measured: outside, the line is an extrapolation."""

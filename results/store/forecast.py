@@ -11,7 +11,7 @@ from autotune.workloads.plan import Plan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Where a number comes from, for whoever reads a prediction."""
+    """Where a number of a prediction comes from."""
 
     what: str
     source: str
@@ -46,7 +46,7 @@ class RankForecast:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
-    """One plan on one mix."""
+    """One plan on one cluster."""
 
     workload: str
     cluster: str

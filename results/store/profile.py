@@ -17,7 +17,7 @@ PROFILE_SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkProfile:
-    """The way from one host to another (or, where both are the same, between two ranks of a host)."""
+    """The path from one host to another (or, where both are the same, between two ranks of a host)."""
 
     from_host: str
     to_host: str
@@ -33,7 +33,7 @@ class HostLink:
     host: str
     source: Source
     up_bytes_per_s: float | None
-    """None: no pair from this host was measured, or none was large enough to tell."""
+    """None: no pair from this host was measured, or none was slow enough to be measured."""
     down_bytes_per_s: float | None
     up_is_limit: bool = True
     """Some receiver was seen to take more, so it is this uplink that limits. False: the uplink is at least this fast."""
@@ -132,7 +132,7 @@ class RankProfile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """What a simulator reads about one workload on one mix."""
+    """What a simulator reads about one workload on one cluster."""
 
     workload: str
     cluster: str
@@ -165,5 +165,5 @@ class Profile:
 
 
 def joint_fingerprint(workload_fingerprint: str, cluster_fingerprint: str) -> str:
-    """Of the workload and the mix together: names a profile's file."""
+    """Of the workload and the cluster together: names a profile's file."""
     return digest([workload_fingerprint, cluster_fingerprint])

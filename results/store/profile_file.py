@@ -1,7 +1,7 @@
-"""Profiles on disk: `<results>/profiles/<workload>@<cluster>-<fingerprint>.json`, strict to read, also by hand.
+"""Profiles on disk: `<results>/profiles/<workload>@<cluster>-<fingerprint>.json`, read strictly. Files may be written manually.
 
 A file that is cut short, empty, of another kind or schema, or whose numbers cannot be, is refused with one SpecError
-that names the file, what is wrong and the remedy: a simulator fed with half a profile would be wrong without a word.
+that names the file, what is wrong and the remedy: a simulator with half a profile would be silently wrong.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PAIR = 2
 
 
 def profile_path(results: Path, workload: str, cluster: str, fingerprint: str) -> Path:
-    """Where the profile of that workload on that mix is kept; another version of either has another fingerprint."""
+    """Where the profile of that workload on that cluster is kept; another version of either has another fingerprint."""
     return results / PROFILE_FOLDER / f"{safe_name(workload)}@{safe_name(cluster)}-{fingerprint}.json"
 
 
@@ -39,7 +39,7 @@ def save_profile(results: Path, profile: Profile) -> Path:
 
 
 def load_profile(path: Path) -> Profile:
-    """A profile measured here or written by hand."""
+    """A profile that was measured here or written manually."""
     where = f"profile {str(path)!r}"
     data = _read(path, where)
     if not isinstance(data, dict) or data.get("kind") != PROFILE_KIND:
@@ -83,7 +83,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _complaints(profile: Profile) -> Iterator[str]:
-    """What types alone do not say."""
+    """The rules that types alone do not state."""
     if [rank.rank for rank in profile.ranks] != list(range(max(len(profile.ranks), 1))):
         yield "it needs at least one rank, and its ranks must be numbered 0, 1, 2 … in order"
     for rank in profile.ranks:

@@ -13,9 +13,18 @@ from autotune.workloads.plan import Plan
 SCHEMA = 1
 
 DDP_DEFAULT = "DDP default"
-DDP_TUNED = "DDP tuned by hand"
+DDP_TUNED = "tuned DDP"
 BEST = "best plan"
 AGAIN = " (again)"
+_OLD_NAMES = {"DDP tuned by hand": DDP_TUNED}
+"""As files of version 0.1 have them."""
+
+
+def current_name(name: str) -> str:
+    """A contender's name as this version writes it, from a file of any version."""
+    for old, new in _OLD_NAMES.items():
+        name = name.replace(old, new)
+    return name
 
 
 class TrialState(enum.Enum):
@@ -33,14 +42,14 @@ class Role(enum.Enum):
     DEFAULT = "default"
     """Torch DDP with its defaults and an even split."""
     PEER = "peer"
-    """Torch DDP tuned by hand: a proportional split, several bucket sizes."""
+    """Tuned DDP: torch DDP with a proportional split, several bucket sizes."""
     SEARCH = "search"
     """Proposed by the search."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankResult:
-    """One rank's share of a step: medians over the measured steps, of processor time the mean."""
+    """One rank's share of a step: medians over the measured steps, of CPU time the mean."""
 
     rank: int
     device: str
@@ -50,7 +59,7 @@ class RankResult:
     wait_s: float
     """Blocked on gradients after backward had ended."""
     cpu_s: float
-    """Processor time really used, all threads."""
+    """CPU time of all threads."""
     peak_memory_bytes: int
     late_s: float = 0.0
     """Emulated ranks: how far real work ran behind the emulated device or link. Above a few percent, trust nothing."""
@@ -97,7 +106,7 @@ class TrialRecord:
 
     @property
     def cpu_s_per_step(self) -> float:
-        """Processor seconds of all ranks per step."""
+        """CPU seconds of all ranks per step."""
         return sum(rank.cpu_s for rank in self.ranks)
 
 
@@ -110,12 +119,12 @@ class Contender:
     rounds_s: tuple[float, ...]
     ranks: tuple[RankResult, ...]
     reverts: str = ""
-    """The best plan with one knob put back to the default names that knob here: what it loses is what the knob was worth."""
+    """Of an ablation: the knob of the best plan that is reset to its default. The loss is what the knob was worth."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Plans measured in turn within one job, so that whatever disturbs the machine disturbs all of them."""
+    """Plans measured interleaved within one job, so that a disturbance of the machine affects all of them."""
 
     contenders: tuple[Contender, ...]
     """The first is the baseline; it takes part twice, as DDP_DEFAULT + AGAIN too, which shows the noise."""
@@ -142,7 +151,7 @@ class WorkloadInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limit:
-    """No plan can be faster than the largest of these (lossless, this workload, this mix)."""
+    """No plan can be faster than the largest of these (lossless, this workload, this cluster)."""
 
     compute_s: float
     """Work over total speed."""
@@ -158,7 +167,7 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyInfo:
-    """What a study is about. A study whose workload, mix or space differs is another study."""
+    """What a study is about. A study whose workload, cluster or space differs is another study."""
 
     name: str
     workload: WorkloadInfo
@@ -169,7 +178,7 @@ class StudyInfo:
     command: str
     created_at: str
     limit: Limit | None = None
-    """None where device speeds are not stated and have not been measured."""
+    """None where device speeds are neither stated nor measured."""
     schema: int = SCHEMA
 
 

@@ -7,7 +7,7 @@
                                 timelines/         spans of one step of the fastest and slowest trials
     <results>/best/<workload>@<cluster>.json       the plan to reuse
 
-A line is on disk before anybody hears of the trial, so a killed job loses at most the trial it was measuring. A torn last
+A line is on disk before anything else uses the trial, so a killed job loses at most the trial it was measuring. A torn last
 line, the only damage a kill can do, is cut off by the next writer and ignored by readers.
 """
 
@@ -18,12 +18,13 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from autotune.profilers.timeline import Timeline
 from autotune.results.store.command_line import first_sweep
-from autotune.results.store.record import SCHEMA, Comparison, StudyInfo, TrialRecord
+from autotune.results.store.record import SCHEMA, Comparison, StudyInfo, TrialRecord, current_name
 from autotune.workloads.errors import SpecError, StoreError
 from autotune.workloads.plan import Plan
 from autotune.workloads.serial import from_data, to_data
@@ -37,7 +38,7 @@ _PAIR = 2
 
 
 class StudyStore:
-    """One study's folder. Anyone may read; `open_for_writing` first to write."""
+    """One study's folder. Any process may read; `open_for_writing` first to write."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -104,8 +105,12 @@ class StudyStore:
             os.fsync(file.fileno())
 
     def comparison(self) -> Comparison | None:
+        """With the names that this version gives to contenders, whichever version wrote it."""
         path = self.folder / "comparison.json"
-        return read_json(Comparison, path) if path.exists() else None
+        if not path.exists():
+            return None
+        kept = read_json(Comparison, path)
+        return replace(kept, contenders=tuple(replace(one, name=current_name(one.name)) for one in kept.contenders))
 
     def write_comparison(self, comparison: Comparison) -> None:
         write_json(self.folder / "comparison.json", comparison)
@@ -165,7 +170,7 @@ def _checked(timeline: Timeline, path: Path) -> Timeline:
 
 
 def find_studies(results: Path, name: str | None = None) -> list[StudyStore]:
-    """The studies of that name, one per mix; without a name, those of the study that was written to last."""
+    """The studies of that name, one per cluster; without a name, those of the study that was written to last."""
     stores = [StudyStore(path.parent) for path in sorted(results.glob("*/*/study.json"))]
     if not stores:
         raise SpecError(

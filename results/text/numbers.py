@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from autotune.workloads.plan import CommPlan, CompressionPlan, PipelinePlan, Plan
+from autotune.workloads.plan import CommPlan, CompressionPlan, PipelinePlan, Plan, ReducerKind
 from autotune.workloads.quantity import format_bytes
 
-MANY_PARTS = 1000
+MANY_PARTITIONS = 1000
 """From here on a credit is as good as none."""
 MANY_RANKS = 8
 NEAR_ONE = (0.9, 1.1)
@@ -71,8 +71,11 @@ def plan_summary(plan: Plan) -> str:
     comm, compression = plan.comm, plan.compression
     if plan.pipeline is not None:
         return f"{stages_summary(plan.pipeline)}  {comm.transport}"
-    parts = [way_to_send(comm), f"samples {format_shares(plan.batch.samples)}", pieces(comm), comm.transport]
-    parts += [codecs_text(compression), f"{len(compression.factors)} layers by factors" if compression.factors else ""]
+    parts = [comm_summary(comm), f"samples {format_shares(plan.batch.samples)}", pieces(comm), comm.transport]
+    parts += [
+        codecs_text(compression),
+        f"{len(compression.factors)} layers by sufficient factors" if compression.factors else "",
+    ]
     parts += ["synchronised norms"] if plan.batch.sync_norm else []
     return "  ".join(part for part in parts if part)
 
@@ -84,7 +87,7 @@ def codecs_text(compression: CompressionPlan) -> str:
 
 
 def stages_summary(pipeline: PipelinePlan) -> str:
-    """A pipeline in words: "3 stages on ranks 0 > 1+2 > 3 from ops 0/4/9, 8 micro-batches, 1f1b"."""
+    """A pipeline as text: "3 stages on ranks 0 > 1+2 > 3 from ops 0/4/9, 8 micro-batches, 1f1b"."""
     ranks = " > ".join("+".join(map(str, stage)) for stage in pipeline.stage_ranks)
     first = "/".join(map(str, pipeline.first_ops))
     return (
@@ -93,9 +96,9 @@ def stages_summary(pipeline: PipelinePlan) -> str:
     )
 
 
-def way_to_send(comm: CommPlan) -> str:
-    """The reducer in a word or two, with its collective if that is not a ring; empty for our plain one."""
-    scheduled = "crossing" if comm.crosses_steps else "scheduled"
+def comm_summary(comm: CommPlan) -> str:
+    """The reducer, with its collective if that is not a ring; empty for our plain one."""
+    scheduled = "cross-step" if comm.crosses_steps else "scheduled"
     averaged = f"mean of models every {comm.average_every} steps"
     name = {"ddp": "DDP", "scheduled": scheduled, "averaged": averaged}.get(comm.reducer, "")
     collective = comm.collective if comm.collective != "ring" else ""
@@ -104,13 +107,14 @@ def way_to_send(comm: CommPlan) -> str:
 
 
 def pieces(comm: CommPlan) -> str:
-    """What travels at once: "bucket 1 MiB", or "parts 256 KiB, 4 at once"."""
-    if comm.reducer == "averaged":
+    """What is sent at once: "bucket 1 MiB", or "partition 256 KiB, credit 1 MiB"."""
+    if comm.reducer == ReducerKind.AVERAGED:
         return ""
-    if comm.reducer != "scheduled":
+    if not comm.is_scheduled:
         return f"bucket {format_bytes(comm.bucket_bytes)}"
-    at_once = max(comm.credit_bytes // comm.partition_bytes, 1)
-    return f"parts {format_bytes(comm.partition_bytes)}" + (f", {at_once} at once" if at_once < MANY_PARTS else "")
+    in_flight = max(comm.credit_bytes // comm.partition_bytes, 1)
+    credit = f", credit {format_bytes(comm.credit_bytes)}" if in_flight < MANY_PARTITIONS else ""
+    return f"partition {format_bytes(comm.partition_bytes)}{credit}"
 
 
 def format_shares(samples: tuple[int, ...]) -> str:

@@ -2,10 +2,10 @@
 
     python -m tests.benchmarks.aa_experiment [FOLDER [docs/measuring.md]]
 
-Comparisons are drawn from the kept runs in three ways: rounds in turn within a job (what `nox -s compare` measures), drawn
-from all jobs or taken in a row from one; and sides from different jobs (what `autotune compare` is given). Each is judged
-by the very code that the commands use: of two equal sides; with the times of one multiplied by 1.05; and of runs on a mix
-that really is 5 % slower. Pairs drawn from the same runs are not independent: the bounds are about the drawing.
+Comparisons are drawn from the kept runs: interleaved rounds within a job (what `nox -s compare` measures), drawn from all
+jobs or neighbouring ones of one job; and sides from different jobs (what `autotune compare` reads). Each is evaluated by
+the code of the commands: with two equal sides; with the times of one multiplied by 1.05; and with runs on a cluster that
+really is 5 % slower. Pairs drawn from the same runs are not independent: the bounds are about the drawing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Drawn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What became of all comparisons drawn in one way."""
+    """The verdicts of all comparisons that were drawn alike."""
 
     condition: str
     drawn: str
@@ -69,7 +69,7 @@ class Outcome:
     found_injected: float
     """Share called "worse" when every time of one side is multiplied by 1.05."""
     found_real: float
-    """Share called "worse" when one side really ran on a mix 5 % slower."""
+    """Share called "worse" when one side really ran on a cluster 5 % slower."""
     detectable: float
     """Median of the smallest slow-down that the comparisons of equal sides say they would find with 80 % power."""
     found_at_detectable: float
@@ -89,7 +89,7 @@ def rounds_of(runs: Runs) -> list[Round]:
     ]
 
 
-def in_turn(rounds: Sequence[Round], count: int, generator: random.Random) -> Drawn:
+def interleaved(rounds: Sequence[Round], count: int, generator: random.Random) -> Drawn:
     """Rounds of any job; which of the two equal runs is "before" is drawn too."""
     return _paired(generator.sample(list(rounds), count), generator)
 
@@ -120,8 +120,8 @@ def _paired(chosen: Sequence[Round], generator: random.Random) -> Drawn:
 
 
 DRAWS: dict[str, tuple[Draw, Callable[[Series, Series], Change]]] = {
-    "in turn": (in_turn, paired_change),
-    "in turn, neighbouring rounds": (in_a_row, paired_change),
+    "interleaved": (interleaved, paired_change),
+    "interleaved, neighbouring rounds": (in_a_row, paired_change),
     "different jobs": (different_jobs, unpaired_change),
 }
 
@@ -191,7 +191,7 @@ def _at_most(count: int, total: int, p: float) -> float:
 
 
 def experiment(sets: dict[str, Runs]) -> list[Outcome]:
-    """Every set, every way of drawing, every number of rounds."""
+    """Every set, every draw, every number of rounds."""
     return [
         outcome(condition, drawn, rounds_of(runs), num_rounds)
         for condition, runs in sets.items()

@@ -20,8 +20,8 @@ KNOBS: dict[str, Callable[[Plan], bool]] = {
     "ddp": lambda plan: plan.comm.reducer == "ddp",
     "bucketed": lambda plan: plan.comm.reducer == "bucketed",
     "scheduled, all": lambda plan: plan.comm.reducer == "scheduled",
-    "scheduled, not crossing": lambda plan: plan.comm.reducer == "scheduled" and not plan.comm.crosses_steps,
-    "crossing": lambda plan: plan.comm.reducer == "scheduled" and plan.comm.crosses_steps,
+    "scheduled, no cross-step overlap": lambda plan: plan.comm.reducer == "scheduled" and not plan.comm.crosses_steps,
+    "cross-step overlap": lambda plan: plan.comm.reducer == "scheduled" and plan.comm.crosses_steps,
     "shards": lambda plan: plan.comm.collective == "shards",
     "factors": lambda plan: bool(plan.compression.factors),
 } | {f"codec {codec}": lambda plan, codec=codec: plan.compression.codec == codec for codec in CODECS}

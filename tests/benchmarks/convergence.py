@@ -46,7 +46,7 @@ def measure(workload: str) -> dict[str, Any]:
 
 
 def row(workload: str, document: dict[str, Any]) -> str:
-    """Means and spreads over seeds, and the largest difference of the two ways with the same seed."""
+    """Means and spreads over seeds, and the largest difference of the two with the same seed."""
     found = document["runs"]
     by_split = {split: [run for run in found if run["split"] == split] for split in ("even", "changing")}
     cells = [workload, str(found[0]["num_steps"]), f"{fmean(run['num_changes'] for run in by_split['changing']):.0f}"]

@@ -1,9 +1,9 @@
-"""Plans drawn at random over every knob that a job can run: good plans and bad ones, as nobody knows beforehand which is which.
+"""Random plans over every knob that a job can run, good and bad ones.
 
 Splits of half to twice what each device's speed calls for. Every second plan is scheduled: any partition, a credit of 1 to
-16 of them, by layer or in order, crossing steps or not, every codec, some with Linear layers by their factors. The others
-are DDP and our buckets of every size. Sums by ring, or by shards where we do them ourselves. What two knobs forbid each
-other is put right, so that every plan is valid.
+16 of them, by layer or fifo, with or without cross-step overlap, every codec, some with sufficient factors. The others
+are DDP and our buckets of every size. Sums by ring, or by shards where we do them ourselves. Conflicts
+between knobs are resolved, so that every plan is valid.
 """
 
 from __future__ import annotations
@@ -11,24 +11,23 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from autotune.space.space import MIN_BUCKET_LOG2, Space
+from autotune.space.comm_knobs import MIN_BUCKET_LOG2
+from autotune.space.space import Space
 from autotune.workloads.plan import (
     CODECS,
-    DDP_CODECS,
-    MESSAGE_CODECS,
-    ONE_ROUND_CODECS,
-    PRIORITIES,
     BatchPlan,
     CommPlan,
     CompressionPlan,
     Plan,
+    Priority,
+    one_round_codecs,
 )
 from autotune.workloads.split import proportional
 
 MOST_CREDIT = 16
 """In partitions."""
 COLLECTIVES = ("ring", "ring", "shards")
-SCHEDULED_CODECS = ("none", "none", "none", *CODECS[1:])
+SCHEDULED_CODECS = ("none", "none", "none", *list(CODECS)[1:])
 SENDS_FACTORS = 1 / 3
 
 
@@ -57,14 +56,14 @@ def _plain(draw: random.Random, space: Space, samples: tuple[int, ...]) -> Plan:
             bucket_bytes=_size(draw, space),
             collective=collective,
         ),
-        compression=CompressionPlan(codec=draw.choice(DDP_CODECS if reducer == "ddp" else ONE_ROUND_CODECS)),
+        compression=CompressionPlan(codec=draw.choice(("none", "fp16") if reducer == "ddp" else one_round_codecs())),
     )
 
 
 def _scheduled(draw: random.Random, space: Space, samples: tuple[int, ...], linear: Sequence[str]) -> Plan:
     codec, collective, partition_bytes = draw.choice(SCHEDULED_CODECS), draw.choice(COLLECTIVES), _size(draw, space)
     factors = _factors(draw, space, samples, linear) if linear and draw.random() < SENDS_FACTORS else ()
-    needs_messages = collective != "ring" or codec in MESSAGE_CODECS or bool(factors)
+    needs_messages = collective != "ring" or CODECS[codec].needs_messages or bool(factors)
     return Plan(
         batch=BatchPlan(samples=samples),
         comm=CommPlan(
@@ -73,7 +72,7 @@ def _scheduled(draw: random.Random, space: Space, samples: tuple[int, ...], line
             collective=collective,
             partition_bytes=partition_bytes,
             credit_bytes=partition_bytes * draw.randint(1, MOST_CREDIT),
-            priority=draw.choice(PRIORITIES),
+            priority=draw.choice(list(Priority)).value,
             crosses_steps=draw.random() < 0.5,
         ),
         compression=CompressionPlan(codec=codec, factors=factors),

@@ -1,8 +1,8 @@
-"""What retuning is worth when a mix changes: traces in a lab and paced, beside the best static plan and one who knows.
+"""The gain of retuning on a changing cluster: scenarios in a lab and paced, beside the best static plan and an oracle.
 
-`nox -s drift` (needs root) runs `programs/drift.py` and keeps every step of every run under results/published/drift. Name what to run: `-- lab steady`
-(kinds: lab, paced; traces; `contenders` or `parts`: what each part of the plan gives when it alone may change, in the lab).
-`-- again` makes the tables of what is kept.
+`nox -s drift` (needs root) runs `programs/drift.py` and keeps the step times of all runs under results/published/drift.
+Name what to run, such as `-- lab steady`: kinds (lab, paced), scenarios, `contenders`, or `parts` (the gain of each part of
+the plan if only that part may change, in the lab). `-- again` writes the tables of the kept runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from statistics import median
 
-from autotune.online.candidates import ALL_PARTS, Parts
+from autotune.online.candidates import RETUNE_ALL, Retunable
 from autotune.results.store.decision import COMPUTE, NETWORK, REGRET, Decision
 from autotune.results.store.store import read_json
 from autotune.workloads.plan import Plan
@@ -32,29 +32,29 @@ STEPS = {
     "link-drop": 80,
     "steady": 80,
 }
-"""Of each trace."""
+"""Steps of each scenario."""
 REPEATS = {"steady": 3, "link-drop": 3, "speed-drift": 5}
-"""Where little is at stake, noise of a single run would hide it."""
+"""Repeats of scenarios with small differences."""
 PART_STEPS = {"busy-neighbour": 80, "random-walk": 80, "bandwidth-swing": 80, "link-drop": 80}
-"""Of the traces on which parts are compared."""
+"""Steps of the scenarios in which parts are compared."""
 KINDS, WHAT = ("paced", "lab"), ("contenders", "parts")
-STATIC, CLAIRVOYANT, RETUNED = "best static", "clairvoyant", "retuned"
+STATIC, ORACLE, RETUNED = "best static", "oracle", "retuned"
 UNCHANGED = "unchanged"
 PARTS = {
-    "samples": Parts(partition=False, codec=False, collective=False),
-    "partition": Parts(samples=False, codec=False, collective=False),
-    "codec": Parts(samples=False, partition=False, collective=False),
-    "collective": Parts(samples=False, partition=False, codec=False),
-    "all": ALL_PARTS,
+    "samples": Retunable(partition=False, codec=False, collective=False),
+    "partition": Retunable(samples=False, codec=False, collective=False),
+    "codec": Retunable(samples=False, partition=False, collective=False),
+    "collective": Retunable(samples=False, partition=False, codec=False),
+    "all": RETUNE_ALL,
 }
 FIRST_STEPS = 2
-"""Not counted: the first meters memory."""
+"""Not counted: the first step measures memory."""
 NEAR = 0.95
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriftRun:
-    """One training run through a trace."""
+    """One training run through a scenario."""
 
     steps_s: tuple[float, ...]
     plan: Plan
@@ -67,14 +67,14 @@ class DriftRun:
 
 
 def other_name(name: str, number: int) -> str:
-    """Of several plans that may be the best of their kind."""
-    return name if number == 0 else f"{name}, another way"
+    """The name of one of several plans that may be the best of their kind."""
+    return name if number == 0 else f"{name}, another configuration"
 
 
 def best_first(runs: dict[str, tuple[DriftRun, ...]]) -> dict[str, tuple[DriftRun, ...]]:
-    """The best static plan and the clairvoyant are those that were measured to be, not those that were predicted to."""
+    """Order the runs so that the best static plan and the oracle are the fastest as measured, not as predicted."""
     found = dict(runs)
-    for name in (STATIC, CLAIRVOYANT):
+    for name in (STATIC, ORACLE):
         other = other_name(name, 1)
         if other in found and _total_s(found[other]) < _total_s(found[name]):
             found[name], found[other] = found[other], found[name]
@@ -86,12 +86,12 @@ def _total_s(runs: tuple[DriftRun, ...]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Traced:
-    """All contenders on one trace."""
+class Compared:
+    """All contenders in one scenario."""
 
-    trace: str
+    scenario: str
     changes: tuple[int, ...]
-    """Steps at which the mix becomes another one."""
+    """Steps at which the cluster changes."""
     runs: dict[str, tuple[DriftRun, ...]]
 
     def total_s(self, name: str) -> float:
@@ -103,85 +103,96 @@ class Traced:
 
     @property
     def share_of_gain(self) -> float:
-        """How much of the clairvoyant's gain retuning has."""
-        return (self.speedup(RETUNED) - 1) / (self.speedup(CLAIRVOYANT) - 1)
+        """The gain of retuning as a share of the oracle's gain."""
+        return (self.speedup(RETUNED) - 1) / (self.speedup(ORACLE) - 1)
 
     def recoveries(self) -> list[int]:
-        """After each change, steps until one is within 5 % of what the clairvoyant's take until the next change."""
-        ours, theirs = self.runs[RETUNED][0].steps_s, self.runs[CLAIRVOYANT][0].steps_s
+        """After each change, steps until one is within 5 % of the oracle's median step until the next change."""
+        ours, theirs = self.runs[RETUNED][0].steps_s, self.runs[ORACLE][0].steps_s
         ends = [*self.changes[1:], len(ours)][: len(self.changes)]
         found = []
         for start, end in zip(self.changes, ends, strict=True):
-            bar_s = median(theirs[start:end]) / NEAR
-            found.append(next((step - start for step in range(start, end) if ours[step] <= bar_s), end - start))
+            limit_s = median(theirs[start:end]) / NEAR
+            found.append(next((step - start for step in range(start, end) if ours[step] <= limit_s), end - start))
         return found
 
     def parts_summary(self) -> str:
-        """What each part gives over the same plan left alone."""
+        """The gain of each part over the same plan without retuning."""
         found = (f"{name} {self.total_s(UNCHANGED) / self.total_s(name):.3f}x" for name in self.runs)
-        return f"{self.trace}, over the plan left alone: {', '.join(found)}"
+        return f"{self.scenario}, relative to the plan without retuning: {', '.join(found)}"
 
     def summary(self) -> str:
         return (
-            f"{self.trace}: clairvoyant {self.speedup(CLAIRVOYANT):.3f}x, retuned {self.speedup(RETUNED):.3f}x the best static; "
+            f"{self.scenario}: oracle {self.speedup(ORACLE):.3f}x, retuned {self.speedup(RETUNED):.3f}x the best static; "
             f"recovered after {self.recoveries()} steps; {len(self.runs[RETUNED][0].decisions)} decisions"
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drift:
-    """One trace in one kind of run."""
+    """One scenario in one kind of run."""
 
     command: str
     workload: str
     cluster: str
     label: str
-    traced: Traced
+    compared: Compared
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def measure(kind: str, what: str, traces: dict[str, int]) -> None:
-    """Traces in a lab or paced, a job each."""
+def measure(kind: str, what: str, scenarios: dict[str, int]) -> None:
+    """Run scenarios in a lab or paced, one job each."""
     with lab(CLUSTER) if kind == "lab" else nullcontext():
-        for trace, num_steps in traces.items():
-            out = PUBLISHED / f"{kind}-{trace}.json" if what == "contenders" else PUBLISHED / "parts" / f"{trace}.json"
-            command = [sys.executable, "-m", PROGRAM, WORKLOAD, CLUSTER, str(out), trace, str(num_steps)]
-            more = ["--parts"] if what == "parts" else ["--repeats", str(REPEATS.get(trace, 1))]
+        for scenario, num_steps in scenarios.items():
+            name = f"{kind}-{scenario}.json" if what == "contenders" else f"parts/{scenario}.json"
+            command = [
+                sys.executable,
+                "-m",
+                PROGRAM,
+                WORKLOAD,
+                CLUSTER,
+                str(PUBLISHED / name),
+                scenario,
+                str(num_steps),
+            ]
+            more = ["--parts"] if what == "parts" else ["--repeats", str(REPEATS.get(scenario, 1))]
             (in_lab if kind == "lab" else paced)([*command, *more])
 
 
 def table() -> str:
     rows = [
-        "| trace | runs | clairvoyant / best static | retuned / best static | of its gain | recovered after, steps | decisions |"
+        "| scenario | runs | oracle / best static | retuned / best static | of its gain | recovered after, steps | decisions |"
     ]
     rows.append("|---|---|---|---|---|---|---|")
     for path in sorted(PUBLISHED.glob("*.json")):
         drift = read_json(Drift, path)
-        rows.append(_row(drift.label, drift.traced))
+        rows.append(_row(drift.label, drift.compared))
     return "\n".join(rows)
 
 
-def _row(label: str, traced: Traced) -> str:
-    gain = traced.speedup(CLAIRVOYANT)
-    kinds = [decision.kind for decision in traced.runs[RETUNED][0].decisions if decision.switches]
-    counted = f"{kinds.count(COMPUTE)} samples, {kinds.count(NETWORK)} ways, {kinds.count(REGRET)} taken back"
-    share = f"{100 * traced.share_of_gain:.0f} %" if gain > 1.02 else "-"
-    recovered = ", ".join(str(steps) for steps in traced.recoveries()) or "-"
-    return f"| {traced.trace} | {label} | {gain:.3f}x | {traced.speedup(RETUNED):.3f}x | {share} | {recovered} | {counted} |"
+def _row(label: str, compared: Compared) -> str:
+    gain = compared.speedup(ORACLE)
+    kinds = [decision.kind for decision in compared.runs[RETUNED][0].decisions if decision.switches]
+    counted = (
+        f"{kinds.count(COMPUTE)} samples, {kinds.count(NETWORK)} configurations, {kinds.count(REGRET)} rolled back"
+    )
+    share = f"{100 * compared.share_of_gain:.0f} %" if gain > 1.02 else "-"
+    recovered = ", ".join(str(steps) for steps in compared.recoveries()) or "-"
+    return f"| {compared.scenario} | {label} | {gain:.3f}x | {compared.speedup(RETUNED):.3f}x | {share} | {recovered} | {counted} |"
 
 
 def parts_table() -> str:
-    rows = [f"| trace | {' | '.join(PARTS)} | decisions, by part |", "|---|" + "---|" * (len(PARTS) + 1)]
+    rows = [f"| scenario | {' | '.join(PARTS)} | decisions, by part |", "|---|" + "---|" * (len(PARTS) + 1)]
     for path in sorted((PUBLISHED / "parts").glob("*.json")):
-        traced = read_json(Drift, path).traced
-        gains = [f"{traced.total_s(UNCHANGED) / traced.total_s(name):.3f}x" for name in PARTS]
-        counts = [sum(decision.switches for decision in traced.runs[name][0].decisions) for name in PARTS]
-        rows.append(f"| {traced.trace} | {' | '.join(gains)} | {', '.join(map(str, counts))} |")
+        compared = read_json(Drift, path).compared
+        gains = [f"{compared.total_s(UNCHANGED) / compared.total_s(name):.3f}x" for name in PARTS]
+        counts = [sum(decision.switches for decision in compared.runs[name][0].decisions) for name in PARTS]
+        rows.append(f"| {compared.scenario} | {' | '.join(gains)} | {', '.join(map(str, counts))} |")
     return "\n".join(rows)
 
 
 def chosen(words: list[str], known: Iterable[str]) -> list[str]:
-    """Those of the known that were named, or all if none was."""
+    """The names that were given, or all if none was."""
     listed = list(known)
     return [name for name in listed if name in words] or listed
 
@@ -189,7 +200,9 @@ def chosen(words: list[str], known: Iterable[str]) -> list[str]:
 def main(words: list[str]) -> None:
     (PUBLISHED / "parts").mkdir(parents=True, exist_ok=True)
     if unknown := set(words) - {"again", *KINDS, *WHAT, *STEPS}:
-        raise SystemExit(f"{', '.join(sorted(unknown))}: name kinds ({', '.join(KINDS)}), traces, or {', '.join(WHAT)}")
+        raise SystemExit(
+            f"{', '.join(sorted(unknown))}: name kinds ({', '.join(KINDS)}), scenarios, or {', '.join(WHAT)}"
+        )
     if words != ["again"]:
         for what in chosen(words, WHAT):
             steps = STEPS if what == "contenders" else PART_STEPS

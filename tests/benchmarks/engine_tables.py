@@ -53,7 +53,7 @@ def overhead(found: Any, part: Any) -> str:
     text = "\n".join([head, "|---|---|---|---|---|---|", *rows])
     if part is not None:
         times = [1e6 * one["extra_info"]["processor_s_per_part"] for one in part["benchmarks"]]
-        text += f"\n\nProcessor time of rank 0 for a part, transport excluded: {min(times):.0f} to {max(times):.0f} µs (bar: 50 µs)."
+        text += f"\n\nCPU time of rank 0 per partition, transport excluded: {min(times):.0f} to {max(times):.0f} µs (limit: 50 µs)."
     return text
 
 

@@ -10,7 +10,7 @@ from autotune.workloads.cluster import Cluster
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredPlans:
-    """One workload on one mix."""
+    """One workload on one cluster."""
 
     workload: WorkloadInfo
     cluster: Cluster

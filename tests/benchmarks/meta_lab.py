@@ -1,8 +1,9 @@
 """The meta-network on real lab runs: `python -m tests.benchmarks.meta_lab [again]` (needs root, about seven minutes).
 
-In each window a plan runs for some steps, and a dozen candidates are measured after it. How well do guesses from the window order
-them, and what is lost by running the one that is guessed best: by the network as shipped, by the network after it has learned from
-all other windows, by the simulator, by always staying with what runs or going to the default? Kept under results/published/meta-lab.
+In each window a plan runs for some steps, and a dozen candidates are measured after it. Graded are the rank correlation of
+predicted and measured gains, and the regret of running the candidate with the best prediction: by the shipped network, by the
+network after fine-tuning on all other windows, by the simulator, and by always choosing the running plan or the default.
+Kept under results/published/meta-lab.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ JOBS = (("vgg", "mixed4"), ("vgg", "slow-link4"), ("gpt", "slow-link4"), ("vgg",
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabWindow:
-    """What a window showed, and what candidates took afterwards."""
+    """The features of a window and its candidates, and their measured and simulated step times."""
 
     running: int
     default: int
     plans: tuple[Plan, ...]
     window: tuple[float, ...]
-    """The numbers that the network reads of it."""
+    """The features of the window."""
     rows: tuple[tuple[float, ...], ...]
-    """And of each candidate."""
+    """The features of each candidate."""
     measured_s: tuple[float, ...]
     simulated_s: tuple[float, ...]
 
     def gains(self) -> list[float]:
-        """log(throughput / throughput of what ran), as measured."""
+        """log(throughput / throughput of the running plan), as measured."""
         return [float(np.log(self.measured_s[self.running] / seconds)) for seconds in self.measured_s]
 
-    def guesses(self, network: MetaNetwork) -> list[float]:
+    def predictions(self, network: MetaNetwork) -> list[float]:
         rows = np.array(self.rows, np.float32)
-        return [float(value) for value in network.guess(np.array(self.window, np.float32), rows).mean]
+        return [float(value) for value in network.predict(np.array(self.window, np.float32), rows).mean]
 
     def cases(self) -> list[Case]:
         window = np.array(self.window, np.float32)
@@ -60,7 +61,7 @@ class LabWindow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabWindows:
-    """Of one workload in one lab."""
+    """The windows of one workload in one lab."""
 
     command: str
     workload: str
@@ -75,17 +76,18 @@ def regret(window: LabWindow, chosen: int) -> float:
     return 1 - min(window.measured_s) / window.measured_s[chosen]
 
 
-def graded(windows: Sequence[LabWindow], guesses: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+def graded(windows: Sequence[LabWindow], predictions: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     """Median rank correlation, mean and largest regret."""
     ranks = [
-        float(spearmanr(guessed, window.gains()).statistic) for window, guessed in zip(windows, guesses, strict=True)
+        float(spearmanr(predicted, window.gains()).statistic)
+        for window, predicted in zip(windows, predictions, strict=True)
     ]
-    lost = [regret(window, int(np.argmax(guessed))) for window, guessed in zip(windows, guesses, strict=True)]
+    lost = [regret(window, int(np.argmax(predicted))) for window, predicted in zip(windows, predictions, strict=True)]
     return median(ranks), fmean(lost), max(lost)
 
 
 def tuned(windows: Sequence[LabWindow]) -> list[list[float]]:
-    """For each window the guesses of a network that has learned from all others."""
+    """For each window the predictions of a network that was fine-tuned on all others."""
     found = []
     for left_out in windows:
         memory = Memory(MetaNetwork.shipped())
@@ -93,22 +95,22 @@ def tuned(windows: Sequence[LabWindow]) -> list[list[float]]:
             if window is not left_out:
                 for case in window.cases():
                     memory.learn(case)
-        found.append(left_out.guesses(memory.network))
+        found.append(left_out.predictions(memory.network))
     return found
 
 
 def table(windows: Sequence[LabWindow]) -> str:
     shipped = MetaNetwork.shipped()
-    ways = {
-        "the meta-network, as shipped": [window.guesses(shipped) for window in windows],
+    predictions = {
+        "the meta-network, as shipped": [window.predictions(shipped) for window in windows],
         "the meta-network, fine-tuned on the other windows": tuned(windows),
         "the simulator, links and devices as stated": [[-seconds for seconds in w.simulated_s] for w in windows],
     }
     rows = ["| chosen by | rank correlation, median | regret, mean | regret, largest |", "|---|---|---|---|"]
-    for name, guesses in ways.items():
-        rank, mean, worst = graded(windows, guesses)
+    for name, predicted in predictions.items():
+        rank, mean, worst = graded(windows, predicted)
         rows.append(f"| {name} | {rank:.2f} | {100 * mean:.1f} % | {100 * worst:.0f} % |")
-    for name, chosen in (("always what runs", "running"), ("always the default", "default")):
+    for name, chosen in (("always the running plan", "running"), ("always the default", "default")):
         lost = [regret(window, getattr(window, chosen)) for window in windows]
         rows.append(f"| {name} | - | {100 * fmean(lost):.1f} % | {100 * max(lost):.0f} % |")
     count = sum(len(window.plans) for window in windows)

@@ -1,7 +1,7 @@
-"""What retuning costs while it trains: `python -m tests.benchmarks.online_cost [again]`, paced, about a minute.
+"""The cost of retuning in a training run: `python -m tests.benchmarks.online_cost [again]`, paced, about a minute.
 
-Time of a decision, processor time of whoever reports, listens and decides, and bytes on the control channel, of a real run
-through the rotating neighbour. Kept under results/published/online-cost.
+The time of a decision, the CPU time of step reports, step directives and decisions, and the bytes on the control channel, of
+a real run through the scenario of a rotating busy neighbour. Kept under results/published/online-cost.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from tests.benchmarks.published_table import put_between
 PUBLISHED = ROOT / "results" / "published" / "online-cost"
 PAGE = ROOT / "docs" / "online.md"
 PROGRAM = "tests.benchmarks.programs.online_cost"
-WORKLOAD, CLUSTER, TRACE, STEPS = "vgg", "mixed4", "busy-neighbour", 160
+WORKLOAD, CLUSTER, SCENARIO, STEPS = "vgg", "mixed4", "busy-neighbour", 160
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Account:
-    """One rank's, of a whole run."""
+    """Bytes and CPU time of one rank in a whole run."""
 
     num_bytes: int
-    """That it sent on the control channel."""
+    """Sent on the control channel."""
     cpu_s: float
-    """For reports, words and decisions."""
+    """Of step reports, step directives and decisions."""
     total_cpu_s: float
-    """Of its process."""
+    """Of the process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Taken:
-    """By one decision, mostly that all stays as it is."""
+    """The time of one decision; most are to continue."""
 
     wall_s: float
     cpu_s: float
     interruptions: int
-    """Times that its core was given to somebody else meanwhile: four ranks share two."""
+    """Involuntary context switches: four ranks share two cores."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +52,7 @@ class OnlineCost:
     num_steps: int
     steps_s: tuple[float, ...]
     decisions: tuple[Taken, ...]
-    """Rank 0's, of each step."""
+    """Of rank 0, one per step."""
     accounts: tuple[Account, ...]
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -65,7 +65,7 @@ class OnlineCost:
         return sum(account.cpu_s for account in self.accounts) / sum(account.total_cpu_s for account in self.accounts)
 
     def of_core(self, accounts: Sequence[Account]) -> float:
-        """Processor time of those ranks, the most of one of them, as a share of the time that training took."""
+        """Largest CPU time of one of these ranks, as a share of the duration of training."""
         return max(account.cpu_s for account in accounts) / sum(self.steps_s)
 
 
@@ -80,11 +80,11 @@ def line(found: OnlineCost) -> str:
     shared_s = [taken.wall_s for taken in found.decisions if taken.interruptions] or [0.0]
     late = sum(taken.wall_s > 1e-3 for taken in found.decisions)
     return (
-        f"Measured over {found.num_steps} steps ({WORKLOAD} on {CLUSTER} through {TRACE}, {found.label}): a decision takes "
-        f"{1e3 * median(cpu_s):.2f} ms of processor time in the median, {1e3 * quantile_s(cpu_s, 0.99):.2f} ms at the 99th percentile, {1e3 * max(cpu_s):.2f} ms "
-        f"at most. By the clock it is {1e3 * median(alone_s):.2f}, {1e3 * quantile_s(alone_s, 0.99):.2f} and {1e3 * max(alone_s):.2f} ms in the {len(alone_s)} steps in which rank 0 "
-        f"kept its core; in the others, since {len(found.accounts)} ranks share two cores here, {1e3 * median(shared_s):.2f} ms in the median and {1e3 * max(shared_s):.2f} ms at most; more than a millisecond in {late} of all. Reports, words and "
-        f"decisions take {100 * found.of_core(found.accounts[:1]):.2f} % of a core on rank 0 and {100 * found.of_core(found.accounts[1:]):.2f} % on the "
+        f"Measured over {found.num_steps} steps ({WORKLOAD} on {CLUSTER} through {SCENARIO}, {found.label}): a decision takes "
+        f"{1e3 * median(cpu_s):.2f} ms of CPU time in the median, {1e3 * quantile_s(cpu_s, 0.99):.2f} ms at the 99th percentile, {1e3 * max(cpu_s):.2f} ms "
+        f"at most. Its wall time is {1e3 * median(alone_s):.2f}, {1e3 * quantile_s(alone_s, 0.99):.2f} and {1e3 * max(alone_s):.2f} ms in the {len(alone_s)} steps in which rank 0 "
+        f"was not preempted; in the others, since {len(found.accounts)} ranks share two cores here, {1e3 * median(shared_s):.2f} ms in the median and {1e3 * max(shared_s):.2f} ms at most; more than a millisecond in {late} of all. Step reports, step directives "
+        f"and decisions take {100 * found.of_core(found.accounts[:1]):.2f} % of a core on rank 0 and {100 * found.of_core(found.accounts[1:]):.2f} % on the "
         f"others ({100 * found.cpu_share:.1f} % of what the ranks use at all, whose devices are paced); "
         f"{found.bytes_per_step:.0f} bytes a step on the control channel of {len(found.accounts)} ranks. `nox -s online_cost`."
     )
@@ -92,9 +92,9 @@ def line(found: OnlineCost) -> str:
 
 def main(words: list[str]) -> None:
     PUBLISHED.mkdir(parents=True, exist_ok=True)
-    kept = PUBLISHED / f"{TRACE}.json"
+    kept = PUBLISHED / f"{SCENARIO}.json"
     if words != ["again"]:
-        paced([sys.executable, "-m", PROGRAM, WORKLOAD, CLUSTER, str(kept), TRACE, str(STEPS)])
+        paced([sys.executable, "-m", PROGRAM, WORKLOAD, CLUSTER, str(kept), SCENARIO, str(STEPS)])
     put_between(PAGE, "<!-- online-cost -->", "<!-- /online-cost -->", line(read_json(OnlineCost, kept)))
 
 

@@ -1,7 +1,7 @@
-"""How good are predictions? Plans drawn at random are measured in the lab and paced, then held against the simulator.
+"""The accuracy of predictions: random plans are measured in the lab and paced, then compared with the simulator.
 
-Costs come from profiles measured beforehand; no plan that is judged was used for them. What-if mixes are predicted from
-the profile of another mix and measured afterwards. `nox -s prediction` runs it all (needs root, some 25 minutes) and
+Costs come from profiles measured beforehand; no compared plan was used for them. What-if clusters are predicted from
+the profile of another cluster and measured afterwards. `nox -s prediction` runs it all (needs root, some 25 minutes) and
 keeps every pair, the good and the bad, under results/published/prediction.
 """
 
@@ -32,21 +32,21 @@ from tests.benchmarks.scatter import scatter
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "results" / "published" / "prediction"
 PROGRAM = "tests.benchmarks.programs.measure_plans"
-MIXES = ROOT / "tests" / "benchmarks" / "clusters"
+CLUSTER_FILES = ROOT / "tests" / "benchmarks" / "clusters"
 WORKLOADS = ("vgg", "gpt", "resnet")
 CLUSTERS = ("mixed4", "slow-link4", "mixed-both4")
 PLANS_PER_CELL = 7
 WHAT_IF = ("other-speeds4", "other-bandwidth4", "three-ranks")
 PROFILED = "mixed4"
-"""The mix from whose profile those are predicted, and paced runs."""
+"""The cluster from whose profile those and paced runs are predicted."""
 PACED_PROFILES = "paced-profiles"
 DRAW = "third"
-"""A model that was mended is judged by plans that nobody has seen: change this, and others are drawn."""
+"""A changed model is graded on new plans: another text draws other plans."""
 PLANS_PER_WHAT_IF = 4
 LABELS = {
-    "lab": "lab, paced devices; costs from a profile of that mix",
+    "lab": "lab, paced devices; costs from a profile of that cluster",
     "paced": "emulated; costs from a profile of mixed4, which share their model with the emulation",
-    "what_if": "lab, mixes never profiled; costs from a profile of mixed4",
+    "what_if": "lab, clusters never profiled; costs from a profile of mixed4",
 }
 PAGE = ROOT / "docs" / "simulator.md"
 
@@ -99,10 +99,10 @@ def measure_paced(folder: Path, say: Callable[[str], None]) -> None:
 
 def measure_what_if(folder: Path, say: Callable[[str], None]) -> None:
     for cluster in WHAT_IF:
-        with lab(str(MIXES / f"{cluster}.toml")):
+        with lab(str(CLUSTER_FILES / f"{cluster}.toml")):
             for workload in WORKLOADS:
                 say(f"lab, what if: {workload} on {cluster}")
-                plans(in_lab, folder, workload, str(MIXES / f"{cluster}.toml"), "lab", PLANS_PER_WHAT_IF)
+                plans(in_lab, folder, workload, str(CLUSTER_FILES / f"{cluster}.toml"), "lab", PLANS_PER_WHAT_IF)
 
 
 KINDS = {"lab": measure_lab, "paced": measure_paced, "what_if": measure_what_if}
@@ -116,7 +116,7 @@ def profile(run: Callable[[list[str]], None], folder: Path, workload: str, clust
 def plans(  # noqa: PLR0913, PLR0917 - what, where and how many
     run: Callable[[list[str]], None], folder: Path, workload: str, cluster: str, kind: str, count: int
 ) -> None:
-    """Every cell has a seed of its own: other plans on other mixes."""
+    """Every cell has a seed of its own: other plans on other clusters."""
     cell = f"{workload}@{Path(cluster).stem}"
     out = folder / f"{kind}-{cell}.json"
     run([sys.executable, "-m", PROGRAM, workload, cluster, str(out), "random", str(count), f"{DRAW} {kind}/{cell}"])

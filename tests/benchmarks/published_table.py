@@ -13,11 +13,12 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from autotune.results.store.record import BEST, DDP_DEFAULT, DDP_TUNED, current_name
 from autotune.results.text.numbers import format_interval, format_percent, format_rate, format_times
 from autotune.workloads.quantity import format_bytes
 from autotune.workloads.registry import load_workload, split_workload
 
-FOLDER = Path(__file__).parent / "published"
+FOLDER = Path(__file__).resolve().parents[2] / "results" / "published"
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 HEADER = (
     "| workload | cluster | label | DDP default | tuned DDP | best plan | vs DDP default | vs tuned DDP "
@@ -43,8 +44,8 @@ def reports(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def row(file: str, report: dict[str, Any]) -> str:
     """A sweep's comparison in one line."""
-    compare = {entry["name"]: entry for entry in report["comparison"]}
-    default, tuned, best = compare.get("DDP default"), compare.get("DDP tuned by hand"), compare["best plan"]
+    compare = {current_name(entry["name"]): entry for entry in report["comparison"]}
+    default, tuned, best = compare.get(DDP_DEFAULT), compare.get(DDP_TUNED), compare[BEST]
     limit = best["fraction_of_limit"]
     cells = [
         report["workload"],

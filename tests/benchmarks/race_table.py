@@ -8,10 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from autotune.results.judge.race import Place, Race, places, why_no_faster
+from autotune.results.judge.race import Place, Race, places, read_race, why_no_faster
 from autotune.results.judge.stats import Ratio
 from autotune.results.store.record import AGAIN
-from autotune.results.store.store import read_json
 from autotune.results.text.numbers import MISSING, format_interval, format_percent, format_rate, format_times
 from tests.benchmarks.published_table import FOLDER, SIZES_BEGIN, SIZES_END, put_between, sizes_table
 
@@ -22,7 +21,7 @@ NO_WIN_BEGIN, NO_WIN_END = "<!-- no-win -->", "<!-- /no-win -->"
 
 def races(folder: Path = RACES) -> list[Race]:
     """Those in the lab first, then by cluster and workload."""
-    found = [read_json(Race, path) for path in folder.glob("*.json")]
+    found = [read_race(path) for path in folder.glob("*.json")]
     return sorted(found, key=lambda race: (not race.cluster.in_lab, race.cluster.name, race.workload.name))
 
 

@@ -48,7 +48,7 @@ class RevisionJob:
         self._wait_for("ready", START_S)
 
     def block(self, steps: int) -> dict[str, Any]:
-        """Let it measure one block; every step's time, and the processor time of one."""
+        """Let it measure one block; every step's time, and the CPU time of one."""
         turn = self._folder / f"{self._num_blocks}.turn"
         temporary = turn.with_suffix(".part")
         temporary.write_text(json.dumps(steps))

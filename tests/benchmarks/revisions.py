@@ -53,7 +53,7 @@ class Found:
 def check_out(revision: str, folder: Path) -> Path:
     """The packages of a revision, without touching the repository; a folder is taken as it is."""
     if Path(revision).is_dir():
-        if not (Path(revision) / "autotune" / "bench.py").exists():
+        if not (Path(revision) / "autotune" / "jobs" / "context.py").exists():
             raise SpecError(f"folder {revision!r} does not hold the packages: name a git revision, or their folder")
         return Path(revision).resolve()
     done = subprocess.run(["git", "archive", "--format=zip", revision], cwd=ROOT, capture_output=True, check=False)
@@ -127,7 +127,7 @@ def _series(runs: tuple[Run, ...], side: str, name: str, figure: str) -> Series:
 
 
 def _job_arguments(options: argparse.Namespace) -> tuple[Cluster, list[str]]:
-    """The mix, and what both jobs are told: the same cluster file for both, whatever their own says."""
+    """The cluster, and the arguments of both jobs: the same cluster file for both."""
     cluster = load_cluster(options.cluster)
     cluster = cluster.for_ranks(2) if cluster.any_ranks else cluster
     is_file = options.cluster.endswith(".toml")
@@ -146,7 +146,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("before", metavar="REV_A")
     parser.add_argument("after", metavar="REV_B")
     parser.add_argument("workload", nargs="?", default="vgg")
-    parser.add_argument("cluster", nargs="?", default="mixed4", help="a mix by name, or a TOML file")
+    parser.add_argument("cluster", nargs="?", default="mixed4", help="a cluster by name, or a TOML file")
     parser.add_argument(
         "--plan", help="a file of `autotune best --export`; default: our reducer, samples by stated speed"
     )

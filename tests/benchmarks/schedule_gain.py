@@ -1,4 +1,4 @@
-"""What priority, crossing and factors are worth where communication takes half, as long, and twice as long as computing.
+"""The gain of priority, cross-step overlap and sufficient factors if communication takes 0.5, 1 and 2 times the compute time.
 
 `nox -s schedule_gain` (needs root) makes a lab for every workload and ratio, with links just fast enough, and keeps every
 contender of every cell, with its ideal, under results/published/schedule-gain; `-- vgg 0.5` measures one workload, or one
@@ -33,7 +33,7 @@ SPEED = 0.8
 """Of each device, in 10^9 operations and bytes a second: so slow that the real work of four ranks on two cores, gloo's included,
 hides in the sleeps."""
 BASELINE = "DDP, best bucket"
-NAMES = ("plain overlap", BASELINE, "priority and crossing", "with factors", "everything")
+NAMES = ("plain overlap", BASELINE, "priority and cross-step overlap", "with factors", "everything")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,11 +43,11 @@ class Contender:
     name: str
     plan: Plan
     rounds_s: tuple[float, ...]
-    """The mean step of each round, all contenders in turn."""
+    """The mean step of each round; the rounds of all contenders are interleaved."""
     ideal_s: float
     """The same plan without any overhead."""
     cpu_s: float
-    """Processor time of a step, all ranks."""
+    """CPU time of a step, all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

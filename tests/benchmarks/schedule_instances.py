@@ -24,7 +24,7 @@ from autotune.workloads.models.gpt import SIZES, adamw, gpt, synthetic_text
 from autotune.workloads.registry import load_workload
 
 KINDS = ((4.0, 16e9), (2.0, 12e9), (1.0, 8e9), (0.5, 6e9))
-"""Devices of a mix: 10^12 operations a second, bytes of memory before it is made to bind."""
+"""Devices of a cluster: 10^12 operations a second, bytes of memory before it is made to bind."""
 ROOM = 0.75
 """Of the micro-batches that 1F1B would hold on a device, rounded up: memory that binds."""
 GPT_BLOCKS = 48

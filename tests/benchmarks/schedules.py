@@ -14,9 +14,9 @@ from typing import Any
 
 from autotune.results.store.environment import describe_environment
 from autotune.schedule.search import Answer, search
-from autotune.schedule.shapes import SHAPES, forward_only
 from autotune.workloads.blocks import BlockGraph, split_backward
 from tests.autotune.schedule.instances import least_makespan, random_chain, random_dag
+from tests.autotune.schedule.shapes import SHAPES, forward_only
 from tests.benchmarks import schedule_tables as tables
 from tests.benchmarks.published_table import put_between
 from tests.benchmarks.schedule_instances import cut_model

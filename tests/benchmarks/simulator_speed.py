@@ -11,7 +11,7 @@ from autotune.results.store.environment import describe_environment
 from tests.benchmarks.published_table import put_between
 
 ROOT = Path(__file__).resolve().parents[2]
-KEPT = ROOT / "results" / "published" / "bench" / "simulator.json"
+KEPT = ROOT / "results" / "published" / "benchmarks" / "simulator.json"
 PAGE = ROOT / "docs" / "simulator.md"
 
 

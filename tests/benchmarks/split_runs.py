@@ -1,8 +1,8 @@
 """Splits that follow unlike and disturbed devices: `python -m tests.benchmarks.split_runs [again | balance | disturbance]`.
 
-"balance": devices that differ by a factor of four, training that starts from the even split. "disturbance": DBS' test (arXiv
-2007.11831): with p = 0.1 per epoch a random worker becomes three times slower for two epochs; the even split, the split that the
-devices as stated call for, and retuned training. Both paced, about five minutes; kept under results/published/split.
+"balance": devices that differ by a factor of four, training that starts from the even split. "disturbance": the test of DBS (arXiv
+2007.11831): with p = 0.1 per epoch a random worker becomes three times slower for two epochs; the even split, the split for
+the devices as stated, and retuned training. Both paced, about five minutes; kept under results/published/split.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EPOCH, NUM_EPOCHS, CHANCE, LASTS, SLOWER = 8, 24, 0.1, 2, 1 / 3
 """Steps of an epoch, epochs, the chance of a disturbance in each, how many it lasts, and the speed that it leaves."""
 SEED, NUM_RANKS, DISTURBED_BATCH = 10, 4, 64
 FIRST_STEPS = 2
-"""Not counted: the first meters memory."""
+"""Not counted: the first step measures memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,8 +119,8 @@ def disturbances() -> list[tuple[int, int]]:
     return found
 
 
-def write_trace(path: Path) -> None:
-    """The disturbances as a trace file."""
+def write_scenario(path: Path) -> None:
+    """Write the disturbances as a scenario file."""
     lines = [f'description = "with p = {CHANCE} per epoch of {EPOCH} steps a random rank is slowed for {LASTS}"']
     for step, rank in disturbances():
         for at, speed in ((step, SLOWER), (step + LASTS * EPOCH, 1.0)):
@@ -188,7 +188,7 @@ def disturbance_table() -> str:
 
 def main(words: list[str]) -> None:
     PUBLISHED.mkdir(parents=True, exist_ok=True)
-    write_trace(PUBLISHED / "disturbance.toml")
+    write_scenario(PUBLISHED / "disturbance.toml")
     for what in () if words == ["again"] else words or ("balance", "disturbance"):
         jobs = every_balance() if what == "balance" else [(WORKLOAD, DISTURBED_BATCH)]
         for workload, batch in jobs:

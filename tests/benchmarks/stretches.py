@@ -1,4 +1,4 @@
-"""The mixes that a trace goes through, and the plans that a search on the simulator finds for them, one by one or together."""
+"""The clusters that a scenario consists of, and the plans that a search on the simulator finds for one or all of them."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from autotune.workloads.plan import Plan
 from autotune.workloads.split import Bounds
 
 LEAST = 0.01
-"""What another plan must promise for the clairvoyant to go by it."""
+"""Least predicted gain for which the oracle switches."""
 MOST_PLANS = 400
-"""That are judged from each start."""
+"""Plans that a search simulates from each start."""
 STARTS = 3
-"""Of the search for the best static plan: the mixes that last longest."""
+"""Starts of the search for the best static plan: the clusters that last longest."""
 
 
 class Stretches:
-    """One workload under one trace."""
+    """One workload in one scenario."""
 
     def __init__(  # noqa: PLR0913 - a job, and how its plans are searched
         self,
         info: WorkloadInfo,
         graph: OpGraph,
         limits: Bounds,
-        mixes: Sequence[Cluster],
+        clusters: Sequence[Cluster],
         *,
         most_plans: int = MOST_PLANS,
         allow_lossy: bool = False,
     ) -> None:
-        """`mixes`: of each step."""
-        self.mixes, self._most_plans, self._allow_lossy = list(mixes), most_plans, allow_lossy
+        """`clusters`: of each step."""
+        self.clusters, self._most_plans, self._allow_lossy = list(clusters), most_plans, allow_lossy
         self._counts: dict[Cluster, int] = {}
-        for cluster in mixes:
+        for cluster in clusters:
             self._counts[cluster] = self._counts.get(cluster, 0) + 1
         self.predictors = {
             cluster: Predictor(
@@ -49,36 +49,37 @@ class Stretches:
             for cluster in self._counts
         }
         self.plans = {cluster: self._search(cluster, [cluster])[0] for cluster in self._counts}
-        """The best for each mix by itself; shards are owned as its links call for."""
+        """The best plan for each cluster, with the owner shares for its links."""
 
     def step_s(self, cluster: Cluster, plan: Plan) -> float:
         return self.predictors[cluster].simulator.step_s(plan)
 
     def total_s(self, plan: Plan) -> float:
-        """All steps by one plan."""
+        """Total time of all steps under one plan."""
         return sum(count * self.step_s(cluster, plan) for cluster, count in self._counts.items())
 
     def static_plans(self) -> list[Plan]:
-        """The best static plan by the simulator, and the best that sends as the first stretch's does: the simulator does not
-        know what many small messages cost a processor, so that both are to be measured where they differ.
+        """The best static plan by the simulator, and the best one with the communication configuration of the first stretch.
+
+        The simulator does not model the CPU time of many small messages. If the two plans differ, both must be measured.
         """
-        best, first = self.best_static(), self.plans[self.mixes[0]]
-        if _ways(best, first):
+        best, first = self.best_static(), self.plans[self.clusters[0]]
+        if _same_configuration(best, first):
             return [best]
         splits = [best.batch, first.batch, *(plan.batch for plan in self.plans.values())]
         alike = [with_owners(replace(first, batch=batch), cluster) for batch in splits for cluster in self._counts]
         return [best, min(alike, key=self.total_s)]
 
     def oracles(self) -> list[list[Plan]]:
-        """Who goes by the simulator's best plan for each stretch, and who only by its samples and owners of shards."""
-        script, first = self.oracle(), self.plans[self.mixes[0]]
-        if all(_ways(plan, first) for plan in script):
+        """The oracle with the best plan for each stretch, and the one that changes only samples and owner shares."""
+        script, first = self.oracle(), self.plans[self.clusters[0]]
+        if all(_same_configuration(plan, first) for plan in script):
             return [script]
         alike = {cluster: self._alike(first, cluster) for cluster in self._counts}
-        return [script, [alike[cluster] for cluster in self.mixes]]
+        return [script, [alike[cluster] for cluster in self.clusters]]
 
     def _alike(self, first: Plan, cluster: Cluster) -> Plan:
-        """The best for a mix that sends as another plan does."""
+        """The best plan for a cluster with the communication configuration of another plan."""
         splits = (self.plans[cluster].batch.samples, self.predictors[cluster].balanced_split(), first.batch.samples)
         plans = [with_owners(replace(first, batch=replace(first.batch, samples=split)), cluster) for split in splits]
         return min(plans, key=lambda plan: self.step_s(cluster, plan))
@@ -87,14 +88,14 @@ class Stretches:
         longest = sorted(self._counts, key=lambda cluster: -self._counts[cluster])[:STARTS]
         found = [self._search(cluster, list(self._counts)) for cluster in longest]
         plan, seconds = min(found, key=lambda entry: entry[1])
-        # All contenders send alike unless it pays: the simulator does not know what many small messages cost a processor.
-        alike = replace(self.plans[self.mixes[0]], batch=plan.batch)
+        # The configuration changes only for a clear gain: the simulator does not model the CPU time of many small messages.
+        alike = replace(self.plans[self.clusters[0]], batch=plan.batch)
         return alike if self.total_s(alike) <= seconds * (1 + LEAST) else plan
 
     def oracle(self) -> list[Plan]:
-        """The plan of each step."""
-        plans = [self.plans[self.mixes[0]]]
-        for cluster in self.mixes[1:]:
+        """The oracle's plan for each step."""
+        plans = [self.plans[self.clusters[0]]]
+        for cluster in self.clusters[1:]:
             best = self.plans[cluster]
             same = replace(plans[-1], batch=best.batch)
             plan = same if self.step_s(cluster, same) <= self.step_s(cluster, best) * (1 + LEAST) else best
@@ -114,13 +115,13 @@ class Stretches:
         return with_owners(plan, start), seconds
 
 
-def _ways(one: Plan, other: Plan) -> bool:
-    """Whether two plans send alike, whoever owns shards."""
+def _same_configuration(one: Plan, other: Plan) -> bool:
+    """Whether two plans have the same communication configuration, except for owner shares."""
     return replace(one.comm, shares=()) == replace(other.comm, shares=()) and one.compression == other.compression
 
 
 def with_owners(plan: Plan, cluster: Cluster) -> Plan:
-    """Shards owned as the links of a mix call for, whatever the links are later."""
+    """A plan with the owner shares for the links of a cluster."""
     if plan.comm.collective != "shards":
         return plan
     return replace(plan, comm=replace(plan.comm, shares=plan_shares(cluster)))

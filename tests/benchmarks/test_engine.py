@@ -1,4 +1,4 @@
-"""Processor time of the schedule itself: everything but the transport, which is replaced by one that is done at once."""
+"""CPU time of the sender itself: everything but the transport, which is replaced by one that completes at once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autotune.runtime.codecs.protocol import SUM, Round
-from autotune.runtime.reduce.send_order import Grants
-from autotune.runtime.reduce.sender import Scheduler
+from autotune.runtime.reduce.send_order import SendOrder
+from autotune.runtime.reduce.sender import Sender
 from tests.gloo_ranks import gloo_group
 
-NUM_PARTS = 2000
+NUM_PARTITIONS = 2000
 MOST_S = 50e-6
 
 
@@ -37,37 +37,37 @@ class NoTransport:
         return Done()
 
 
-class Told:
+class Completed:
     def __init__(self) -> None:
         self.is_done = threading.Event()
 
-    def landed(self, _unit: int, _received: Sequence[Tensor], _unused: Sequence[int]) -> None:
+    def completed(self, _buffer: int, _received: Sequence[Tensor], _unused: Sequence[int]) -> None:
         self.is_done.set()
 
     def failed(self, error: Exception) -> None:
         raise error
 
 
-@pytest.mark.parametrize("credit_parts", [1, 8])
-def test_processor_time_of_a_part(benchmark: Any, credit_parts: int) -> None:
-    """Rank 0's, which decides for all and carries out its own: credit of one part is a decision, a message and a hand-over
-    each for every part.
+@pytest.mark.parametrize("credit_partitions", [1, 8])
+def test_cpu_time_of_a_partition(benchmark: Any, credit_partitions: int) -> None:
+    """On rank 0, which schedules for all ranks and posts its own: with a credit of one partition, each partition takes a
+    decision, a message and a thread switch.
     """
-    told = Told()
+    listener = Completed()
     group: Any = NoTransport(gloo_group(dist.HashStore(), 0, 1))
-    grants = Grants(num_ranks=1, partition_bytes=4, credit_bytes=4 * credit_parts)
-    scheduler = Scheduler(group, lambda: grants, told)
-    tensor, number = torch.zeros(NUM_PARTS), iter(range(10**6))
+    order = SendOrder(num_ranks=1, partition_bytes=4, credit_bytes=4 * credit_partitions)
+    sender = Sender(group, lambda: order, listener)
+    tensor, number = torch.zeros(NUM_PARTITIONS), iter(range(10**6))
 
     def exchange() -> float:
-        told.is_done.clear()
+        listener.is_done.clear()
         begun_s = time.process_time()
-        scheduler.offer(next(number), 0, Round(kind=SUM, tensors=(tensor,)))
-        assert told.is_done.wait(30)
-        return (time.process_time() - begun_s) / NUM_PARTS
+        sender.mark_ready(next(number), 0, Round(kind=SUM, tensors=(tensor,)))
+        assert listener.is_done.wait(30)
+        return (time.process_time() - begun_s) / NUM_PARTITIONS
 
     taken: list[float] = []
     benchmark.pedantic(lambda: taken.append(exchange()), rounds=10, warmup_rounds=1)
-    scheduler.close()
+    sender.close()
     benchmark.extra_info["processor_s_per_part"] = sorted(taken)[len(taken) // 2]
     benchmark.extra_info["bar_s"] = MOST_S

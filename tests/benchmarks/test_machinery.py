@@ -1,4 +1,4 @@
-"""How much our own machinery costs, away from any training step: `nox -s bench`."""
+"""How much our own machinery costs, away from any training step: `nox -s benchmarks`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from autotune.profilers.ranges import Ranges
 from autotune.results.store.record import Role, TrialRecord, TrialState
 from autotune.results.store.store import StudyStore
-from autotune.search.optuna_study import Search
+from autotune.search.optuna_study import SearchStudy
 from autotune.space.space import Space
 from autotune.workloads.plan import BatchPlan, Plan
 from autotune.workloads.split import RankCost, balanced, bounds, proportional
@@ -45,7 +45,7 @@ def test_a_record_put_on_disk(benchmark: BenchmarkFixture, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("recorded", [False, True], ids=["off", "on, no profiler"])
 def test_a_range_around_nothing(benchmark: BenchmarkFixture, recorded: bool) -> None:
-    """Off is what every step pays ten times and more; on is what record_function takes though nobody listens."""
+    """Off: the cost that every step pays ten times and more. On: the cost of record_function without a profiler."""
     ranges, gradient = Ranges(), torch.zeros(1024)
 
     def enter() -> None:
@@ -66,7 +66,7 @@ def test_a_proposal_of_the_search(benchmark: BenchmarkFixture, tmp_path: Path, s
         codecs=("none",),
         max_bucket_log2=24,
     )
-    search = Search(tmp_path / "search.db", space, [], sampler=sampler, seed=0)
+    search = SearchStudy(tmp_path / "search.db", space, [], sampler=sampler, seed=0)
     number = iter(range(10_000))
 
     def ask_and_tell() -> None:

@@ -17,7 +17,7 @@ from autotune.simulate.limit import stated_sample_s
 from autotune.simulate.simulator import Simulator
 from autotune.space.space import Space, max_bucket_log2
 from autotune.workloads.cluster import load_cluster
-from autotune.workloads.plan import PRIORITIES, BatchPlan, Plan
+from autotune.workloads.plan import BatchPlan, Plan, Priority
 from autotune.workloads.registry import load_workload
 from tests.benchmarks.accuracy import KNOBS, Pair, first_ranked_loss, per_knob
 from tests.benchmarks.drawn_plans import drawn_plans
@@ -88,7 +88,7 @@ def test_the_lab_part_turns_every_knob():
     assert min(counts.values()) >= 2, counts
     scheduled = [plan for plan in plans if plan.comm.reducer == "scheduled"]
     assert len(plans) / 3 <= len(scheduled) <= 2 * len(plans) / 3
-    assert set(Counter(plan.comm.priority for plan in scheduled)) == set(PRIORITIES)
+    assert set(Counter(plan.comm.priority for plan in scheduled)) == set(Priority)
     credits_ = {plan.comm.credit_bytes // plan.comm.partition_bytes for plan in scheduled}
     assert min(credits_) <= 3
     assert max(credits_) >= 14
@@ -123,7 +123,7 @@ def pair(predicted_s: float, *steps_s: float, plan: Plan | None = None) -> Pair:
     )
 
 
-def test_a_loss_within_noise_is_told_from_a_miss():
+def test_a_loss_within_noise_is_distinguished_from_a_miss():
     best = pair(1.1, 0.98, 1.00, 1.00, 1.01, 1.08)
     noisy, far = pair(1.0, 0.97, 1.00, 1.03, 1.06, 1.09), pair(1.0, 1.2, 1.21, 1.22, 1.23, 1.24)
     loss = first_ranked_loss([best, noisy])
@@ -135,16 +135,16 @@ def test_a_loss_within_noise_is_told_from_a_miss():
     assert first_ranked_loss([best, pair(2.0, 1.5)]).high == 0  # the first-ranked is the fastest
 
 
-def test_errors_are_told_knob_by_knob():
+def test_errors_by_knob():
     plain = Plan(batch=BatchPlan(samples=(1, 1)))
-    crossing = replace(plain, comm=replace(plain.comm, reducer="scheduled", crosses_steps=True))
-    pairs = [pair(1.0, 1.0, plan=plain), pair(1.0, 2.0, plan=crossing)]
+    overlapped = replace(plain, comm=replace(plain.comm, reducer="scheduled", crosses_steps=True))
+    pairs = [pair(1.0, 1.0, plan=plain), pair(1.0, 2.0, plan=overlapped)]
     found = per_knob(pairs)
     assert found["bucketed"]["median_error"] == 0
-    assert found["crossing"]["median_error"] == pytest.approx(0.5)
-    assert found["crossing"]["median_bias"] == pytest.approx(1.0)
+    assert found["cross-step overlap"]["median_error"] == pytest.approx(0.5)
+    assert found["cross-step overlap"]["median_bias"] == pytest.approx(1.0)
     assert found["codec none"]["plans"] == 2
     assert "shards" not in found
     shown = {"lab": summary(pairs)}
-    assert "| crossing | 50.0 % (1) |" in knob_table(shown)
+    assert "| cross-step overlap | 50.0 % (1) |" in knob_table(shown)
     assert "in 0 of 1 cells" in table(shown)

@@ -1,4 +1,4 @@
-"""What the sessions on retuning make of their runs, without running anything."""
+"""The evaluation of the benchmarks on retuning, without running them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
 from autotune.workloads.scenario import ChangingCluster
 from autotune.workloads.scenario_file import load_scenario
 from tests.benchmarks import meta_lab, split_runs
-from tests.benchmarks.drift import PARTS, UNCHANGED, DriftRun, Traced, best_first, chosen
-from tests.benchmarks.enemies import STEPS, TRACES, Enemy
+from tests.benchmarks.adversarial import MISREPORTING, SCENARIOS, STEPS, Adversarial
+from tests.benchmarks.drift import PARTS, UNCHANGED, Compared, DriftRun, best_first, chosen
 from tests.benchmarks.meta_lab import LabWindow
 from tests.benchmarks.split_runs import EVEN, RETUNED, Balance, Curve, Disturbed
 
 PLAN = Plan(batch=BatchPlan(samples=(4, 4)))
 
 
-def test_parts_may_change_what_they_are_named_for() -> None:
+def test_only_the_named_part_may_change() -> None:
     other = {
         "partition": replace(PLAN, comm=CommPlan(reducer="scheduled", partition_bytes=1000, crosses_steps=True)),
         "codec": replace(PLAN, compression=CompressionPlan(codec="fp16")),
@@ -36,25 +36,31 @@ def test_parts_may_change_what_they_are_named_for() -> None:
             assert parts.allow(plan, PLAN) == (name in (part, "all"))
 
 
-def test_what_is_named_is_run_and_everything_if_nothing_is() -> None:
+def test_named_runs_are_chosen_or_all() -> None:
     assert chosen(["lab", "steady"], ("paced", "lab")) == ["lab"]
     assert chosen(["steady"], ("paced", "lab")) == ["paced", "lab"]
 
 
-def test_parts_are_held_against_the_plan_left_alone() -> None:
+def test_parts_are_compared_with_the_plan_without_retuning() -> None:
     def run(step_s: float) -> tuple[DriftRun, ...]:
         return (DriftRun(steps_s=(9.0, 9.0, step_s, step_s), plan=PLAN, decisions=(), cpu_s=0.0),)
 
-    traced = Traced(trace="link-drop", changes=(1,), runs={UNCHANGED: run(2.0), "samples": run(1.6)})
-    assert traced.parts_summary() == "link-drop, over the plan left alone: unchanged 1.000x, samples 1.250x"
+    compared = Compared(scenario="link-drop", changes=(1,), runs={UNCHANGED: run(2.0), "samples": run(1.6)})
+    assert (
+        compared.parts_summary() == "link-drop, relative to the plan without retuning: unchanged 1.000x, samples 1.250x"
+    )
 
 
-def test_the_best_static_plan_is_the_one_that_was_measured_to_be() -> None:
+def test_the_best_static_plan_is_the_fastest_as_measured() -> None:
     def run(step_s: float) -> tuple[DriftRun, ...]:
         return (DriftRun(steps_s=(9.0, 9.0, step_s), plan=PLAN, decisions=(), cpu_s=0.0),)
 
-    runs = {"best static": run(2.0), "best static, another way": run(1.0), "clairvoyant": run(0.5)}
-    assert best_first(runs) == {"best static": run(1.0), "best static, another way": run(2.0), "clairvoyant": run(0.5)}
+    runs = {"best static": run(2.0), "best static, another configuration": run(1.0), "oracle": run(0.5)}
+    assert best_first(runs) == {
+        "best static": run(1.0),
+        "best static, another configuration": run(2.0),
+        "oracle": run(0.5),
+    }
 
 
 def test_imbalance_after_each_adjustment() -> None:
@@ -75,11 +81,11 @@ def test_imbalance_after_each_adjustment() -> None:
     assert found.of_ideal == pytest.approx(0.8)
 
 
-def test_disturbances_are_drawn_apart_and_make_a_trace(tmp_path: Path) -> None:
+def test_disturbances_do_not_overlap_and_make_a_scenario(tmp_path: Path) -> None:
     found = split_runs.disturbances()
     assert len(found) >= 2
     assert all(later - earlier > 16 for (earlier, _), (later, _) in pairwise(found))
-    split_runs.write_trace(tmp_path / "disturbance.toml")
+    split_runs.write_scenario(tmp_path / "disturbance.toml")
     cluster = ChangingCluster(load_cluster("mixed4"), load_scenario(str(tmp_path / "disturbance.toml")))
     step, rank = found[0]
     before, during, after = (cluster.at(at).devices[rank].flops_per_s for at in (step - 1, step, step + 16))
@@ -96,19 +102,19 @@ def test_losses_are_compared_step_by_step_and_drawn() -> None:
     assert split_runs.drawn(found).count("<polyline") == 4
 
 
-@pytest.mark.parametrize("enemy", [name for name in STEPS if name != "liar"])
-def test_adversarial_scenarios_are_traces(enemy: str) -> None:
-    mixes = ChangingCluster(load_cluster("mixed4"), load_scenario(str(TRACES / f"{enemy}.toml"))).course(
-        [1.0] * STEPS[enemy]
+@pytest.mark.parametrize("name", [name for name in STEPS if name != MISREPORTING])
+def test_adversarial_scenarios_have_two_clusters(name: str) -> None:
+    clusters = ChangingCluster(load_cluster("mixed4"), load_scenario(str(SCENARIOS / f"{name}.toml"))).course(
+        [1.0] * STEPS[name]
     )
-    assert len(set(mixes)) == 2
+    assert len(set(clusters)) == 2
 
 
-def test_an_enemy_is_judged_by_both_runs_of_the_static_plan() -> None:
-    found = Enemy(
+def test_retuning_is_compared_with_both_runs_of_the_static_plan() -> None:
+    found = Adversarial(
         command="",
         label="",
-        enemy="liar",
+        scenario=MISREPORTING,
         static_s=(9.0, 9.0, 1.0),
         static_again_s=(9.0, 9.0, 1.2),
         retuned_s=(9.0, 9.0, 1.0),
@@ -118,7 +124,7 @@ def test_an_enemy_is_judged_by_both_runs_of_the_static_plan() -> None:
     assert found.noise == pytest.approx(1 / 1.2)
 
 
-def test_guesses_are_graded_by_what_was_measured() -> None:
+def test_predictions_are_graded_by_measured_times() -> None:
     draw = np.random.default_rng(0)
     window = LabWindow(
         running=0,
@@ -132,5 +138,5 @@ def test_guesses_are_graded_by_what_was_measured() -> None:
     assert meta_lab.regret(window, 0) == pytest.approx(0.5)
     assert meta_lab.graded([window], [[0.0, -1.0, 1.0]]) == (pytest.approx(1.0), 0.0, 0.0)
     assert meta_lab.graded([window], [[0.0, 1.0, -1.0]])[1] == pytest.approx(0.75)
-    assert len(window.guesses(meta_lab.MetaNetwork.shipped())) == 3
+    assert len(window.predictions(meta_lab.MetaNetwork.shipped())) == 3
     assert "2 windows, 6 measured candidates" in meta_lab.table([window, replace(window, running=2)])

@@ -1,4 +1,4 @@
-"""Watching two GPUs at 10 Hz takes at most 1 % of a core, on a stand-in for NVIDIA's library.
+"""Watching two GPUs at 10 Hz takes at most 1 % of a core, on a fake of NVIDIA's library.
 
 It answers every metric at once, but for PCIe throughput, for which NVML waits 20 ms. So this is what we and pynvml cost;
 what the driver itself costs is not known here.
@@ -25,7 +25,7 @@ MOST_OF_A_CORE = 0.01
 
 
 def sample(library: Path) -> dict[str, Any]:
-    """In a process of its own: the loader looks for the library once."""
+    """In a process of its own: the library is loaded once per process."""
     settings = {"LD_LIBRARY_PATH": str(library), "PYTHONPATH": str(ROOT), "FAKE_ALIKE": "1", "FAKE_PCIE_US": "20000"}
     command = [sys.executable, str(PROGRAM), str(SECONDS), FIRST, SECOND]
     done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, timeout=60, check=False)

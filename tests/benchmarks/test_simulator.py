@@ -57,7 +57,7 @@ def test_time_grows_no_faster_than_n_log_n(benchmark):
     """Chains of computing and messages over 64 devices, 10⁴ to 10⁶ tasks."""
     seconds = {}
     for num_tasks in (10_000, 100_000, 1_000_000):
-        tasks, site = ladder(num_tasks).tasks(), make_site(64, [1e9] * 128, slots=[64], in_turn=True)
+        tasks, site = ladder(num_tasks).tasks(), make_site(64, [1e9] * 128, slots=[64], serialized=True)
         simulate(tasks, site)
         best = math.inf
         for _ in range(3):

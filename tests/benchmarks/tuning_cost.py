@@ -1,4 +1,4 @@
-"""How many training steps does tuning cost? Ways of searching on recorded grids, as if they measured.
+"""How many training steps does tuning cost? Search methods on recorded grids, as if they measured.
 
 Every plan of a grid was measured once in the lab (`measure_plans.py … grid`): torch DDP's default, then each bucket size
 and transport with several splits. Each method then searches the same grid through the replay evaluator, five seeds each,
@@ -21,8 +21,7 @@ from typing import Any
 import optuna
 
 from autotune.jobs.context import capture_workload
-from autotune.jobs.evaluate import ReplayedEvaluator
-from autotune.jobs.study import as_record
+from autotune.jobs.evaluate import ReplayedEvaluator, as_record
 from autotune.results.judge.selection import fastest
 from autotune.results.judge.stats import Ratio
 from autotune.results.store.environment import describe_environment
@@ -33,7 +32,7 @@ from autotune.search.ranking import Ranking
 from autotune.simulate.cost_sources import cost_model
 from autotune.simulate.simulator import Simulator
 from autotune.space.space import Proposal, Space, max_bucket_log2
-from autotune.workloads.plan import LOSSLESS_CODECS, Plan
+from autotune.workloads.plan import Plan, lossless_codecs
 from autotune.workloads.registry import load_workload
 from autotune.workloads.split import bounds
 from tests.benchmarks.measured import MeasuredPlans
@@ -46,13 +45,13 @@ LIVE = "tests.benchmarks.programs.live_tuning"
 CELLS = (("vgg", "mixed4"), ("gpt", "mixed-both4"), ("resnet", "slow-link4"))
 SEEDS = range(5)
 STEPS = 200
-EFFORT = Budget(warmup=2, steps=3, timeout_s=120)
+BUDGET = Budget(warmup=2, steps=3, timeout_s=120)
 NEAR = 0.95
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LiveRun:
-    """Our search on the ranks of a lab, and its plan in turn with the grid's best and torch DDP's default."""
+    """Our search on the ranks of a lab, and its plan interleaved with the grid's best and torch DDP's default."""
 
     num_steps: int
     """Training steps until it had enough."""
@@ -115,7 +114,7 @@ METHODS: dict[str, Method] = {
 
 
 def measure(evaluator: ReplayedEvaluator, plan: Plan, number: int) -> TrialRecord:
-    return as_record(number, Proposal(plan=plan), evaluator.evaluate(plan, EFFORT), started_at="", duration_s=0.0)
+    return as_record(number, Proposal(plan=plan), evaluator.evaluate(plan, BUDGET), started_at="", duration_s=0.0)
 
 
 def coordinates(plan: Plan) -> tuple[tuple[int, ...], str, int]:
@@ -139,7 +138,7 @@ def space_of(grid: MeasuredPlans) -> Space:
         limits=bounds(size, total),
         reference=(1.0,) * size,
         transports=("gloo", "mpi"),
-        codecs=LOSSLESS_CODECS,
+        codecs=lossless_codecs(),
         max_bucket_log2=max_bucket_log2(grid.workload.param_bytes),
     )
 
@@ -166,7 +165,7 @@ def replay(grid: MeasuredPlans, method: Method, seed: int) -> dict[str, Any]:
         records.append(record)
         if arrived is None and record.step_s is not None and best_s / record.step_s >= NEAR:
             arrived = evaluator.num_steps
-        if evaluator.num_steps + EFFORT.warmup + EFFORT.steps > STEPS or len(records) >= len(complete):
+        if evaluator.num_steps + BUDGET.warmup + BUDGET.steps > STEPS or len(records) >= len(complete):
             break
     kept = fastest(records)
     assert kept is not None
@@ -199,7 +198,7 @@ def judge(folder: Path) -> dict[str, Any]:
 def table(figures: dict[str, Any]) -> str:
     """What the page on the simulator says: medians over the seeds."""
     lines = [
-        "| workload, mix | plans | " + " | ".join(METHODS) + " | ours, live |",
+        "| workload, cluster | plans | " + " | ".join(METHODS) + " | ours, live |",
         "|---|---|" + "---|" * (len(METHODS) + 1),
     ]
     for cell, found in figures.items():

@@ -28,7 +28,7 @@ PUBLISH = "AUTOTUNE_PUBLISH"
 
 @pytest.fixture
 def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """The hosts and links of a shipped mix, with devices on which one split of 16 samples is clearly the best.
+    """The hosts and links of a shipped cluster, with devices on which one split of 16 samples is clearly the best.
 
     Their speeds are as 6 to 5 to 3 to 2, and a quarter of the shipped ones, so that 16 samples take as long as 64. On the
     shipped speeds several splits end within 1 % of each other, and which comes first is chance.

@@ -1,4 +1,4 @@
-"""A lab is what its cluster file says, measured from inside, and leaves nothing behind."""
+"""A lab has the properties of its cluster file, measured from inside, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def bandwidth(lab: Lab, source: LabHost, target: LabHost, num_bytes: int) -> flo
 
 
 def flushes(measure: Callable[[], float], expected: float, rel: float) -> float:
-    """What is measured, up to three times: a busy machine can only take away from what a limit allows."""
+    """The measurement, up to three times: a busy machine can only reduce what a limit allows."""
     for _ in range(3):
         if (value := measure()) == pytest.approx(expected, rel=rel):
             break
@@ -112,7 +112,7 @@ def leftovers(name: str) -> list[str]:
     return found + [line for line in links.splitlines() if "veth" in line or "port" in line]
 
 
-def test_bandwidth_and_quota_are_what_was_asked(cluster: Path) -> None:
+def test_bandwidth_and_quota_are_as_configured(cluster: Path) -> None:
     lab = lab_of(load_cluster(str(cluster)), "ta")
     manage.up(lab)
     alpha, beta = lab.hosts
@@ -121,7 +121,7 @@ def test_bandwidth_and_quota_are_what_was_asked(cluster: Path) -> None:
     assert flushes(lambda: share_of_a_core(lab, alpha), 0.5, 0.1) == pytest.approx(0.5, rel=0.1)
 
 
-def test_a_trace_changes_real_limits_and_the_next_job_starts_from_the_stated_ones(cluster: Path) -> None:
+def test_a_scenario_changes_real_limits_and_the_next_job_starts_from_the_stated_ones(cluster: Path) -> None:
     cluster = dataclasses.replace(load_cluster(str(cluster)), in_lab=True)
     lab = lab_of(cluster, "ta")
     manage.up(lab)
@@ -151,7 +151,7 @@ def test_eight_hosts_are_up_within_five_seconds_and_gone_after_down(cluster: Pat
     assert not leftovers("ta")
 
 
-def test_two_labs_side_by_side_do_not_meet(cluster: Path) -> None:
+def test_two_labs_side_by_side_are_isolated(cluster: Path) -> None:
     labs = [lab_of(load_cluster(str(cluster)), name) for name in NAMES]
     for lab in labs:
         manage.up(lab)
@@ -217,7 +217,7 @@ def test_a_lab_in_use_is_not_replaced(cluster: Path) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.slow
-def test_a_sweep_and_a_replayed_trace_run_over_the_labs_network(cluster: Path, tmp_path: Path) -> None:
+def test_a_sweep_and_a_replayed_scenario_run_over_the_labs_network(cluster: Path, tmp_path: Path) -> None:
     lab = lab_of(load_cluster(str(cluster)), "ta")
     manage.up(lab)
     sweep = ("sweep", "--workload", "mlp-tiny", "--cluster", str(cluster), "--trials", "1", "--rounds", "1", "--json")
@@ -244,7 +244,7 @@ def test_a_sweep_and_a_replayed_trace_run_over_the_labs_network(cluster: Path, t
     assert during["step_s"] > 5 * before["step_s"]
     assert flushes(lambda: bandwidth(lab, lab.hosts[1], lab.hosts[0], 16_000_000), 50e6, 0.05) == pytest.approx(
         50e6, rel=0.05
-    ), "put back"
+    ), "restored"
 
 
 def test_what_cannot_be_is_refused(cluster: Path) -> None:

@@ -1,6 +1,6 @@
-"""Links measured in a lab are what the lab was told to be, and their latency what a plain socket finds.
+"""Links measured in a lab have the configured bandwidth, and the latency that a plain socket measures.
 
-Labs have no stated latency (the kernels we met lack netem) and between namespaces a plain socket needs some 20 us, far less than
+Labs have no stated latency (the kernels at hand lack netem) and between namespaces a plain socket needs some 20 us, far less than
 gloo itself, so a second test joins one host by a cable that holds every frame back for a known time: there latency is the
 network's own, and the fitted one can be held against it.
 """

@@ -55,7 +55,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.loops", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="of the first loop; the others follow")
     parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--ranks", default="2,3,4", help="loops take turns; default %(default)s")
+    parser.add_argument("--ranks", default="2,3,4", help="numbers of ranks, one after another; default %(default)s")
     parser.add_argument("--shrink", action="store_true", help="make failing loops smaller (up to 25 launches each)")
     parser.add_argument("--json", type=Path, help="write results here")
     parser.add_argument("--script", type=int, metavar="RANKS", help="print the script of --seed and stop")

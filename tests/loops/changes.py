@@ -10,7 +10,7 @@ from tests.loops.plans import draw_plan, draw_split, plan_expression
 from tests.loops.script import Script
 
 
-def lr_by_hand(script: Script, options: Options) -> None:
+def manual_lr(script: Script, options: Options) -> None:
     script.add(
         "batch_end",
         f"if step == {options['at']}:",

@@ -17,7 +17,7 @@ PER_LAUNCH = 100
 
 
 def drawn(first_seed: int, count: int, ranks: Sequence[int]) -> dict[int, list[Loop]]:
-    """`count` loops by number of ranks, which take turns from seed to seed."""
+    """`count` loops by number of ranks; successive seeds have successive numbers of ranks."""
     loops = [draw_loop(seed, ranks[seed % len(ranks)]) for seed in range(first_seed, first_seed + count)]
     return {size: [loop for loop in loops if loop.ranks == size] for size in sorted(set(ranks))}
 

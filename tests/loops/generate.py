@@ -12,7 +12,7 @@ from tests.loops.habits import HABITS
 from tests.loops.optimizers import OPTIMIZERS, SPARSE_OPTIMIZERS
 from tests.loops.plans import draw_plan, draw_split
 
-_NOT_IN_DDP = ("recompute", "rare_branch", "decay_by_hand", "penalty", "two_forwards", "twice")
+_NOT_IN_DDP = ("recompute", "rare_branch", "manual_decay", "penalty", "two_forwards", "twice")
 """Parameters used outside the forward pass, twice in a backward pass, or in no pass for a while."""
 
 

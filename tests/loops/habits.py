@@ -124,7 +124,7 @@ HABITS: dict[str, Habit] = {
         render=renders.autocast,
         forbids=("critic", "scaler", "Muon", "Adafactor", "Rprop", "buffer", "compiled"),
     ),
-    "decay_by_hand": Habit(
+    "manual_decay": Habit(
         share=0.06, render=lines("forward", "loss = loss + 0.001 * sum(p.abs().square().sum() for p in params)")
     ),
     "penalty": Habit(
@@ -193,7 +193,7 @@ HABITS: dict[str, Habit] = {
         options={"make": ("OneCycleLR(optimizer, max_lr=0.1, total_steps=40, cycle_momentum=False)",)},
     ),
     "plateau": Habit(share=0.06, render=renders.plateau, forbids=("batch_schedule", "epoch_schedule", "one_cycle")),
-    "lr_by_hand": Habit(share=0.08, render=changes.lr_by_hand, options={"at": _STEPS}, forbids=_WITH_SCHEDULER),
+    "manual_lr": Habit(share=0.08, render=changes.manual_lr, options={"at": _STEPS}, forbids=_WITH_SCHEDULER),
     "closure": Habit(share=0.03, render=lambda *_: None, forbids=(*OPTIMIZERS["LBFGS"].forbids, "LBFGS", "two_models")),
     # zero_grad
     "zeroing": Habit(share=0.4, render=renders.zeroing, options={"how": ("model", "zeros", "none", "model_zeros")}),

@@ -84,7 +84,7 @@ OPTIMIZERS: dict[str, Kind] = {
     "Muon": Kind(share=0.4, variants=("lr=0.02, eps=1e-3",), forbids=("groups", "one_cycle")),
     "NormSGD": Kind(share=1, variants=("lr=0.1",)),
 }
-"""`Muon` takes the matrices only; the others get AdamW, as its documentation says."""
+"""`Muon` takes the matrices only; the others get AdamW, as its documentation recommends."""
 
 OWN_OPTIMIZER = '''
 class NormSGD(torch.optim.Optimizer):

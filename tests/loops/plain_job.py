@@ -1,6 +1,6 @@
 """The reference: what a job does, in one process without autotune.
 
-`parallelize` here stands in for the real one. The script makes the plan of N ranks, and this job runs it as one process on
+`parallelize` here replaces the real one. The script makes the plan of N ranks, and this job runs it as one process on
 the whole batches. Only BatchNorm without `sync_norm` depends on the split: such a layer normalises each rank's slice apart,
 with buffers for each rank. Mode "permuted" reverses the samples of each slice, and "sliced" runs models on each slice apart as
 well: both add the same numbers up in another order, which shows how much rounding changes a loop.

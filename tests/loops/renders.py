@@ -62,7 +62,7 @@ def sampler(script: Script, options: Options) -> None:
 
 
 def loader(script: Script, options: Options) -> None:
-    """A loader of torch's, which the job takes apart."""
+    """A torch DataLoader, whose parts the job uses."""
     script.add("imports", "from torch.utils.data import DataLoader")
     script.add("setup", f"loader = DataLoader(data, batch_size={script.loop.batch}, {options['how']})")
     script.source = "loader"
@@ -79,7 +79,7 @@ def stream(script: Script, _: Options) -> None:
 
 
 def kept_batches(script: Script, _: Options) -> None:
-    """Asked for once: iterated again it is the next epoch."""
+    """Requested once: a second iteration is the next epoch."""
     script.kept_batches = True
     script.add("job_start", "log.append(len(batches))")
 
@@ -100,7 +100,7 @@ def work(script: Script, options: Options) -> None:
 
 
 def own_loader(script: Script, _: Options) -> None:
-    """A loader of the script's own, which tells the job how many samples this rank has."""
+    """A loader of the script's own, with job.count() for the samples of this rank."""
     script.add(
         "setup",
         "def own_batches(job):",
@@ -218,12 +218,12 @@ def _schedule(script: Script, make: str) -> None:
 
 def zeroing(script: Script, options: Options) -> None:
     """Every way to begin with no gradients."""
-    by_hand = [f"for p in {name}.parameters():\n    p.grad = None" for name in script.models]
+    loops = [f"for p in {name}.parameters():\n    p.grad = None" for name in script.models]
     ways = {
         "model": [f"{name}.zero_grad()" for name in script.models],
         "model_zeros": [f"{name}.zero_grad(set_to_none=False)" for name in script.models],
         "zeros": [f"{name}.zero_grad(set_to_none=False)" for name in script.optimizers if name != "critic_optimizer"],
-        "none": [line for loop in by_hand for line in loop.split("\n")],
+        "none": [line for statement in loops for line in statement.split("\n")],
     }
     script.put("zero", *ways[options["how"]])
 

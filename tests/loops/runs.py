@@ -23,7 +23,7 @@ _START_S = 60.0
 
 
 def run_all(folder: Path, loops: Sequence[Loop], *, restarts: int) -> dict[int, str]:
-    """Everything that a verdict needs, as files in `folder`; what jobs said that ended early, by the number of the loop.
+    """Everything that a verdict needs, as files in `folder`; the output of jobs that ended early, by the number of the loop.
 
     All loops have the same number of ranks. Loops after the one that failed when no restart was left are not run.
     """

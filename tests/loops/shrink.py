@@ -13,7 +13,7 @@ _OPTIONAL = ("factors", "shares", "priority", "partition_bytes", "credit_bytes",
 
 
 def shrink(loop: Loop, first_failing: Callable[[list[Loop]], Loop | None], *, rounds: int = 8) -> Loop:
-    """The smallest loop found that still fails. `first_failing` of some loops is asked once in a round."""
+    """The smallest loop found that still fails. `first_failing` is called once per round."""
     for _ in range(rounds):
         smaller = first_failing(list(candidates(loop)))
         if smaller is None:

@@ -74,7 +74,7 @@ def test_shrinking_keeps_what_makes_a_loop_fail() -> None:
     assert shrink(loop, lambda _: None) == loop
 
 
-def test_shrinking_asks_no_more_often_than_allowed() -> None:
+def test_shrinking_runs_no_more_often_than_allowed() -> None:
     asked = []
 
     def first_failing(loops: list[Loop]) -> Loop:

@@ -50,11 +50,11 @@ class Verdict:
 
 
 def judge(folder: Path, number: int, loop: Loop, text: str | None) -> Verdict:
-    """`text`: what the job said, if this loop ended it."""
+    """`text`: the output of the job, if this loop ended it."""
     plain, other = (_load(folder, mode, number) for mode in ("plain", "other"))
     for found in (plain, other):
-        if said := found["error"] or found["refused"]:
-            return Verdict(loop=loop, kind="broken", text=said)
+        if message := found["error"] or found["refused"]:
+            return Verdict(loop=loop, kind="broken", text=message)
     ranks = [_load(folder, "ranks", number, rank) for rank in range(loop.ranks)]
     if (to := moved_to(loop)) and not any(found["refused"] or found["error"] for found in ranks):
         ranks = [_load(folder, "moved", number, rank) for rank in range(to)]
@@ -73,8 +73,8 @@ def _compared(
     loop: Loop, plain: dict[str, Any], other: dict[str, Any], ranks: list[dict[str, Any]], alone: dict[str, Any]
 ) -> Verdict:
     local = has_local_norms(loop)
-    if not local and (said := alone["error"] or alone["refused"]):
-        return Verdict(loop=loop, kind="failed", text=f"as a job of one rank:\n{said}")
+    if not local and (message := alone["error"] or alone["refused"]):
+        return Verdict(loop=loop, kind="failed", text=f"as a job of one rank:\n{message}")
     own = NORM_BUFFERS if local else ()
     apart = [distance(found, plain, without=own if rank else ()) for rank, found in enumerate(ranks)]
     where = [f"rank {rank}" for rank in range(len(ranks))]

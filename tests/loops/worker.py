@@ -83,7 +83,7 @@ def _flat(results: dict[str, dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 def _pretend(loop: Loop, mode: str) -> None:
-    """The stand-in in place of autotune, and the environment of a launcher."""
+    """Replaces autotune by the reference job, and removes the environment of a launcher."""
     os.environ["OMPI_COMM_WORLD_SIZE"] = str(loop.ranks)
     adds_up_apart = not loop.has("buffer", "compiled", "batch_norm", "batch_norm_conv")
     how = {"plain": "", "other": "sliced" if adds_up_apart else "permuted"}[mode]

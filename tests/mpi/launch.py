@@ -1,4 +1,4 @@
-"""Start a real MPI job and collect what it said; every job has a time limit and leaves no process behind."""
+"""Start a real MPI job and collect its output; every job has a time limit and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Finished:
 
     @property
     def errors(self) -> list[str]:
-        """Our own error messages, which must be one at most."""
+        """Our own error messages, of which there must be at most one."""
         return [line.strip("\0") for line in self.err.splitlines() if "autotune: error:" in line]
 
 
@@ -69,7 +69,7 @@ def autotune(
 
 
 def refused(done: Finished, *words: str) -> None:
-    """Exit 2, nothing on stdout, exactly one message of ours with those words."""
+    """Exit 2, nothing on stdout, exactly one message of ours with these words."""
     assert done.code == 2, done.err
     assert len(done.errors) == 1, done.err
     assert all(word in done.errors[0] for word in words), done.errors

@@ -1,4 +1,4 @@
-"""A training script of a user's own gives the same model on any number of ranks, and fails on all of them together."""
+"""A user's training script gives the same model on any number of ranks, and fails on all of them together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.mpi.launch import ROOT, mpirun
 EXAMPLES = ROOT / "examples"
 PLANS = {
     "one": Plan(batch=BatchPlan(samples=(64,))),
-    "crossing": Plan(
+    "cross-step": Plan(
         batch=BatchPlan(samples=(48, 16)),
         comm=CommPlan(reducer="scheduled", partition_bytes=4096, credit_bytes=8192, crosses_steps=True),
         compression=CompressionPlan(factors=("2",)),
@@ -49,7 +49,7 @@ def run(folder: Path, name: str) -> float:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", ["crossing", pytest.param("buckets", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["cross-step", pytest.param("buckets", marks=pytest.mark.slow)])
 def test_the_example_trains_the_same_model_on_one_rank_and_on_two(name: str, tmp_path: Path) -> None:
     alone = run(tmp_path, "one")
     assert alone < 0.1

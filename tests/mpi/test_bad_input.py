@@ -18,7 +18,7 @@ def test_an_unknown_workload_names_the_nearest(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("arguments", "word"), [(("--bogus",), "--bogus"), (("--set", "norm"), "KEY=VALUE")])
-def test_words_that_make_no_sense_are_refused_once(arguments: tuple[str, ...], word: str, tmp_path: Path) -> None:
+def test_unknown_arguments_are_refused_once(arguments: tuple[str, ...], word: str, tmp_path: Path) -> None:
     refused(autotune(3, *SWEEP, *arguments, cwd=tmp_path), word)
 
 

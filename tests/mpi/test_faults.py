@@ -1,6 +1,6 @@
-"""An exception on any rank, anywhere: no hang, one message that names the rank and the cause, and the sweep goes on.
+"""An exception on any rank at any place: no hang, one message with the rank and the cause, and the sweep continues.
 
-With the slow ones, 23 faults: 15 within trials, on every rank in turn; 4 at the start and 4 between trials, one per rank.
+With the slow ones, 23 faults: 15 within trials, on one rank after another; 4 at the start and 4 between trials, one per rank.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("place", ["step", pytest.param("backward", marks=SLOW), pytest.param("model", marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["step", "backward", "model"])
 def test_a_trial_that_fails_on_one_rank_fails_on_all_and_the_sweep_goes_on(place: str, tmp_path: Path) -> None:
     done = sweep(place, tmp_path)
     assert done.code == 0, done.err
     assert not done.errors
     rows = records(tmp_path)
     failed = [row for row in rows if row["state"] == "failed"]
-    assert len(rows) in (10, 11)  # one hand-tuned plan may be the default itself
-    assert len(failed) == 5
+    assert sum(row["role"] == "search" for row in rows) == 6
+    assert [row["number"] for row in failed] == [row["number"] for row in rows if row["number"] % 2]
     for row in failed:
         turn = (row["number"] + 1) % 8
         assert row["reason"] == f"rank {turn // 2}: ValueError: on purpose, {place}"

@@ -26,9 +26,9 @@ def test_a_script_is_retuned_and_trains_the_model_of_one_process(tmp_path: Path)
 
 
 @pytest.mark.mpi
-def test_gradients_of_a_script_travel_another_way_at_agreed_steps(tmp_path: Path) -> None:
-    """A schedule that crosses or not, a ring or shards with other owners; never in the middle of an accumulation."""
-    done = mpirun(2, str(PROGRAM.with_name("online_ways.py")), cwd=tmp_path)
+def test_the_communication_configuration_of_a_script_changes_at_agreed_steps(tmp_path: Path) -> None:
+    """With and without cross-step overlap, ring or owner shards with other shares; never amid an accumulation."""
+    done = mpirun(2, str(PROGRAM.with_name("online_configurations.py")), cwd=tmp_path)
     assert done.code == 0, done.err
     first, second = json.loads(done.out)
     assert first["off"] < 1e-10

@@ -17,7 +17,7 @@ QUICK = ("--trials", "1", "--steps", "1", "--rounds", "1")
 OWN = ("--workload", "own_workload:factory", "--set", "width=32", "--set", "lr=0.01")
 NAMED = "own_workload:factory,lr=0.01,width=32"
 SHORTER = {"sweep": QUICK, "train": ("--steps", "2", "--rounds", "1")}
-"""What a pasted command is given on top, so that it takes seconds."""
+"""Additional arguments of a pasted command, so that it takes seconds."""
 _PRINTED = re.compile(r"^ +((?:mpirun|autotune) .+?) *$|`((?:mpirun|autotune) [^`]+)`|Measure it: (.+)$", re.MULTILINE)
 
 pytestmark = pytest.mark.mpi
@@ -61,6 +61,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, done.out
 
 
+@pytest.mark.slow
 def test_the_commands_of_a_report_work_and_a_report_shown_again_has_the_same(swept: tuple[Path, str]) -> None:
     folder, out = swept
     train, report = printed(out)
@@ -72,6 +73,7 @@ def test_the_commands_of_a_report_work_and_a_report_shown_again_has_the_same(swe
     works(shlex.join(["autotune", "compare", study, study]), folder)
 
 
+@pytest.mark.slow
 def test_the_names_that_files_have_are_taken_too(swept: tuple[Path, str]) -> None:
     folder, _ = swept
     works(f"mpirun -n 2 autotune train --workload {NAMED} --cluster mixed4-first2", folder)
@@ -80,7 +82,7 @@ def test_the_names_that_files_have_are_taken_too(swept: tuple[Path, str]) -> Non
 
 
 @pytest.mark.slow
-def test_an_unfinished_sweep_says_how_to_go_on(swept: tuple[Path, str]) -> None:
+def test_an_unfinished_sweep_prints_how_to_resume(swept: tuple[Path, str]) -> None:
     folder, _ = swept
     (kept,) = folder.glob("results/data/own_workload*/mixed4-first2/comparison.json")
     kept.rename(kept.with_suffix(".away"))
@@ -90,7 +92,7 @@ def test_an_unfinished_sweep_says_how_to_go_on(swept: tuple[Path, str]) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_said_where_no_plan_is_kept_makes_one(tmp_path: Path) -> None:
+def test_the_message_without_a_stored_plan_makes_one(tmp_path: Path) -> None:
     """On this machine, without a cluster named, in another results folder."""
     options = ("--workload", "mlp-tiny", "--set", "global_batch=16", "--results", "elsewhere")
     train = ("train", *options, "--steps", "2", "--rounds", "1")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from autotune.jobs.job import Job
 from autotune.jobs.predict import Predictor, make_predictors
 from autotune.jobs.question import Question
 from autotune.results.store.record import BestPlan
@@ -37,8 +36,8 @@ downlink = "10 Mbit/s"
 
 
 def predictor_of(workload: str, cluster: str, num_ranks: int, tmp_path: Path) -> Predictor:
-    job = Job(workload=workload, clusters=(cluster,), results=tmp_path)
-    return make_predictors(Question(job=job, num_ranks=num_ranks))[0]
+    question = Question(workload=workload, clusters=(cluster,), results=tmp_path, num_ranks=num_ranks)
+    return make_predictors(question)[0]
 
 
 def write_plan(predictor: Predictor, plan: Plan, path: Path) -> None:
@@ -144,7 +143,7 @@ def test_a_stage_that_fails_ends_the_job_with_its_cause(tmp_path: Path, monkeypa
 
 
 @pytest.mark.mpi
-def test_a_cut_inside_a_module_is_refused_at_the_door(tmp_path: Path) -> None:
+def test_a_cut_inside_a_module_is_refused_by_input_validation(tmp_path: Path) -> None:
     predictor = predictor_of("gpt-tiny", "mixed4", 2, tmp_path)
     plan = offered(predictor, 2, "1f1b")
     assert plan.pipeline is not None

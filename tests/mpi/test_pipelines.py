@@ -28,7 +28,7 @@ def test_pipelined_gradients_are_those_of_the_unsplit_model(num_ranks: int, tmp_
 
 
 @pytest.mark.mpi
-def test_a_failing_rank_is_heard_of(tmp_path: Path) -> None:
+def test_a_failing_rank_ends_the_others(tmp_path: Path) -> None:
     done = mpirun(3, str(PROGRAM), "fails", cwd=tmp_path)
     assert done.code == 0, done.err
-    assert json.loads(done.out)["said"] == ["PeerLostError", "ValueError", "PeerLostError"]
+    assert json.loads(done.out)["outcomes"] == ["PeerLostError", "ValueError", "PeerLostError"]

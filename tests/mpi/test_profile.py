@@ -1,4 +1,4 @@
-"""`autotune profile` as a user runs it, and messages from rank to rank as its links are measured with."""
+"""`autotune profile` as a user runs it, and the messages with which it measures links."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ flops = "10 MFLOP/s"
 
 
 def run(folder: Path, num_ranks: int, text: str, *options: str, timeout_s: float = 90) -> tuple[Profile, Finished]:
-    (folder / "mix.toml").write_text(text)
-    job = ("profile", "--workload", "mlp-tiny", "--cluster", "mix.toml", *options)
+    (folder / "hosts.toml").write_text(text)
+    job = ("profile", "--workload", "mlp-tiny", "--cluster", "hosts.toml", *options)
     done = autotune(num_ranks, *job, cwd=folder, timeout_s=timeout_s)
     assert done.code == 0, done.err
-    (path,) = (folder / "results" / "data" / "profiles").glob("mlp-tiny@mix-*.json")
+    (path,) = (folder / "results" / "data" / "profiles").glob("mlp-tiny@hosts-*.json")
     return load_profile(path), done
 
 
@@ -126,7 +126,7 @@ def test_what_cannot_be_profiled_is_refused_once(tmp_path: Path) -> None:
 @pytest.mark.timeout(400)
 def test_links_are_within_10_percent_of_the_emulated_ones(tmp_path: Path) -> None:
     found, done = run(tmp_path, 4, FAR_HOSTS, "--rounds", "3", "--quiet", timeout_s=300)
-    errors = link_errors(found, tmp_path / "mix.toml")
+    errors = link_errors(found, tmp_path / "hosts.toml")
     if publishing():
         keep("emulated-links", found, errors, seconds=done.seconds)
     assert all(abs(pair["bandwidth_error"]) < 0.1 for pair in errors["pairs"]), errors

@@ -1,4 +1,4 @@
-"""The guard lets through what trains as without a codec, and nothing else."""
+"""The quality guard accepts settings that train as without a codec, and no others."""
 
 from __future__ import annotations
 

@@ -100,6 +100,7 @@ def kill_and_resume(tmp_path: Path, num_kills: int, sweep: tuple[str, ...]) -> N
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_killed_sweep_goes_on(tmp_path: Path) -> None:
     kill_and_resume(tmp_path, 1, sweep_of(4, "mlp-tiny"))

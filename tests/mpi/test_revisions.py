@@ -1,4 +1,4 @@
-"""Two revisions in turn: a slower one is found, the same one is not, and one that cannot run is one message."""
+"""Two interleaved revisions: a slower one is found, an equal one is not, and one that cannot run is one message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.mpi.launch import ROOT
 
 PAIR = str(ROOT / "tests" / "benchmarks" / "clusters" / "pair.toml")
 PACKAGES = ("autotune", "profilers", "results", "workloads")
-EFFORT = ("vgg-tiny", PAIR, "--rounds", "12", "--steps", "6")
+BUDGET = ("vgg-tiny", PAIR, "--rounds", "12", "--steps", "6")
 
 
 def copy_of_the_packages(folder: Path) -> Path:
@@ -50,7 +50,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_slower_revision_is_exit_4(slower: Path, results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = revisions.main([str(ROOT), str(slower), *EFFORT, "--json"])
+    code = revisions.main([str(ROOT), str(slower), *BUDGET, "--json"])
     document = json.loads(capsys.readouterr().out)
     assert code == 4, document
     assert document["in_one_job"]
@@ -63,10 +63,10 @@ def test_a_slower_revision_is_exit_4(slower: Path, results: Path, capsys: pytest
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_revision_against_itself_is_exit_0(capsys: pytest.CaptureFixture[str]) -> None:
-    code = revisions.main([str(ROOT), str(ROOT), *EFFORT])
+    code = revisions.main([str(ROOT), str(ROOT), *BUDGET])
     shown = capsys.readouterr().out
     assert code == 0, shown
-    assert "in turn within one job" in shown
+    assert "interleaved within one job" in shown
 
 
 @pytest.mark.mpi
@@ -75,20 +75,20 @@ def test_a_revision_against_itself_is_exit_0(capsys: pytest.CaptureFixture[str])
 def test_a_revision_that_cannot_run_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = copy_of_the_packages(tmp_path / "broken")
     (broken / "autotune" / "jobs" / "context.py").write_text("raise RuntimeError('half written')\n")
-    assert revisions.main([str(ROOT), str(broken), *EFFORT]) == 1
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "half written" in told.err
-    assert f"{broken} ended early" in told.err
+    assert revisions.main([str(ROOT), str(broken), *BUDGET]) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "half written" in output.err
+    assert f"{broken} ended early" in output.err
 
 
 def test_an_unknown_revision_is_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert revisions.main(["no-such-revision", str(ROOT), *EFFORT]) == 2
+    assert revisions.main(["no-such-revision", str(ROOT), *BUDGET]) == 2
     assert "no revision 'no-such-revision'" in capsys.readouterr().err
 
 
 def test_a_folder_without_the_packages_is_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert revisions.main([str(tmp_path), str(ROOT), *EFFORT]) == 2
+    assert revisions.main([str(tmp_path), str(ROOT), *BUDGET]) == 2
     assert "does not hold the packages" in capsys.readouterr().err
 
 
@@ -119,7 +119,7 @@ def test_an_unknown_cluster_is_refused() -> None:
 
 
 class ScriptedJob:
-    """Answers blocks with its own name, and notes when it was asked."""
+    """Returns blocks with its own name, and records the calls."""
 
     def __init__(self, name: str, log: list[str]) -> None:
         self.name, self._log = name, log

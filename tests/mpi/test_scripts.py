@@ -14,6 +14,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ EXAMPLES = ROOT / "examples"
 PROGRAMS = ROOT / "tests" / "mpi" / "programs"
 REVERSED, IN_FOLDERS = PROGRAMS / "reversed_batches.py", PROGRAMS / "script_in_folders.py"
 SCRIPTS = ("classifier", "language_model")
+ONE_BY_DEFAULT = [SCRIPTS[0], *(pytest.param(script, marks=pytest.mark.slow) for script in SCRIPTS[1:])]
 EXACT, BF16_RATIO, MOST_LINES = 1e-10, 3.0, 5
 SHORT = ("--samples", "147", "--accumulate", "3", "--epochs", "2", "--every", "3")
 """10 batches of 16, the last of 3 samples; windows of 3, 3, 3 and 1; 8 steps."""
@@ -90,11 +93,19 @@ def away(here: Path, there: Path, step: int = NUM_STEPS) -> float:
     return float((parameters(here, step) - expected).norm() / expected.norm())
 
 
+Alone = Callable[[str], tuple[Path, str]]
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
-    """What the plain scripts leave and say."""
-    folders = {script: tmp_path_factory.mktemp(script) for script in SCRIPTS}
-    return {script: (folder, plain(folder, script, "--dtype", "float64")) for script, folder in folders.items()}
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """What a plain script leaves and prints."""
+
+    @cache
+    def run(script: str) -> tuple[Path, str]:
+        folder = tmp_path_factory.mktemp(script)
+        return folder, plain(folder, script, "--dtype", "float64")
+
+    return run
 
 
 def trained(folder: Path, script: str, num_ranks: int) -> Path:
@@ -109,14 +120,14 @@ def trained(folder: Path, script: str, num_ranks: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def on_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {script: trained(tmp_path_factory.mktemp(f"{script}-2"), script, 2) for script in SCRIPTS}
+def on_two(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return cache(lambda script: trained(tmp_path_factory.mktemp(f"{script}-2"), script, 2))
 
 
 def check(expected: tuple[Path, str], folder: Path, num_ranks: int) -> None:
-    """Rank 0 has said what the plain script says, the others nothing; all have evaluated the same model."""
+    """Rank 0 prints what the plain script prints, the others nothing; all have evaluated the same model."""
     ranks = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(num_ranks)]
-    assert [rank["said"] for rank in ranks] == [expected[1]] + [""] * (num_ranks - 1)
+    assert [rank["output"] for rank in ranks] == [expected[1]] + [""] * (num_ranks - 1)
     for rank in ranks:
         assert rank["evaluated"] == pytest.approx(ranks[0]["evaluated"], rel=EXACT)
     assert away(folder, expected[0]) <= EXACT
@@ -132,7 +143,7 @@ def test_five_lines_make_a_plain_script_a_parallel_one(script: str) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", ONE_BY_DEFAULT)
 def test_the_scripts_learn(script: str, tmp_path: Path) -> None:
     measured = [float(word) for word in re.findall(r"\d+\.\d+", plain(tmp_path, script, *LONG, "--every", "10"))]
     assert measured[-1] > 0.6 if script == "classifier" else measured[-1] < 0.8 * measured[0]
@@ -141,11 +152,11 @@ def test_the_scripts_learn(script: str, tmp_path: Path) -> None:
 @pytest.mark.mpi
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("comm", COMMS)
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", ONE_BY_DEFAULT)
 def test_two_ranks_train_the_model_of_the_plain_script(
-    script: str, comm: str, alone: dict[str, tuple[Path, str]], on_two: dict[str, Path]
+    script: str, comm: str, alone: Alone, on_two: Callable[[str], Path]
 ) -> None:
-    check(alone[script], on_two[script] / comm, 2)
+    check(alone(script), on_two(script) / comm, 2)
 
 
 @pytest.mark.mpi
@@ -154,11 +165,11 @@ def test_two_ranks_train_the_model_of_the_plain_script(
 @pytest.mark.parametrize("num_ranks", [3, 4])
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_more_ranks_train_the_model_of_the_plain_script(
-    script: str, num_ranks: int, alone: dict[str, tuple[Path, str]], tmp_path: Path
+    script: str, num_ranks: int, alone: Alone, tmp_path: Path
 ) -> None:
     trained(tmp_path, script, num_ranks)
     for comm in COMMS:
-        check(alone[script], tmp_path / comm, num_ranks)
+        check(alone(script), tmp_path / comm, num_ranks)
 
 
 def kill_after(folder: Path, script: str, comm: str, num_ranks: int, step: int) -> None:
@@ -179,24 +190,24 @@ def kill_after(folder: Path, script: str, comm: str, num_ranks: int, step: int) 
 @pytest.mark.parametrize(("ranks", "step"), [((2, 3), 3), ((3, 1), 6), ((1, 2), 6)])
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_killed_and_resumed_on_another_number_of_ranks(
-    script: str, ranks: tuple[int, int], step: int, alone: dict[str, tuple[Path, str]], tmp_path: Path
+    script: str, ranks: tuple[int, int], step: int, alone: Alone, tmp_path: Path
 ) -> None:
     """Step 3 is in the middle of the first epoch, step 6 in that of the second."""
     before, after = ranks
     kill_after(tmp_path / "killed", script, "overlap", before, step)
     checkpoint = tmp_path / "killed" / f"step-{step}.pt"
     resumed = tmp_path / "resumed"
-    said = parallel(resumed, script, "bucketed", after, "--dtype", "float64", "--resume", str(checkpoint))
-    expected, expected_said = alone[script]
-    assert said == "".join(expected_said.splitlines(keepends=True)[step // 3 :])
+    output = parallel(resumed, script, "bucketed", after, "--dtype", "float64", "--resume", str(checkpoint))
+    expected, expected_output = alone(script)
+    assert output == "".join(expected_output.splitlines(keepends=True)[step // 3 :])
     assert away(resumed, expected) <= EXACT
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("step", [3, 6])
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_plain_script_resumes(script: str, step: int, alone: dict[str, tuple[Path, str]], tmp_path: Path) -> None:
-    expected, _ = alone[script]
+@pytest.mark.parametrize("step", [pytest.param(3, marks=pytest.mark.slow), 6])
+@pytest.mark.parametrize("script", ONE_BY_DEFAULT)
+def test_a_plain_script_resumes(script: str, step: int, alone: Alone, tmp_path: Path) -> None:
+    expected, _ = alone(script)
     plain(tmp_path, script, "--dtype", "float64", "--resume", str(expected / f"step-{step}.pt"))
     assert away(tmp_path, expected) <= EXACT
 
@@ -205,7 +216,7 @@ def test_a_plain_script_resumes(script: str, step: int, alone: dict[str, tuple[P
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_in_bfloat16_ranks_differ_like_orders_of_samples(script: str, tmp_path: Path) -> None:
-    """Ranks round the gradients of their samples each on its own, so more is rounded than in one process."""
+    """Each rank rounds the gradients of its own samples, so more is rounded than in one process."""
     one, other, ranks = tmp_path / "one", tmp_path / "other", tmp_path / "ranks"
     plain(one, script, *LONG, "--autocast")
     plain(other, script, *LONG, "--autocast", through=(str(REVERSED),))

@@ -17,6 +17,6 @@ PROGRAM = str(ROOT / "tests" / "mpi" / "programs" / "tracing.py")
 def test_traced_steps_account_for_all_of_their_time(tmp_path: Path) -> None:
     done = mpirun(2, PROGRAM, cwd=tmp_path)
     assert done.code == 0, done.err
-    told = [json.loads(line) for line in done.out.splitlines()]
-    assert len(told) == 2 * (5 + 2) * 3 + 2
-    assert [line for line in told if not line["ok"]] == []
+    checks = [json.loads(line) for line in done.out.splitlines()]
+    assert len(checks) == 2 * (5 + 2) * 3 + 2
+    assert [line for line in checks if not line["ok"]] == []

@@ -1,4 +1,4 @@
-"""What one process computes, for training loops as people write them: see programs/training_loops.py."""
+"""Training loops as people write them compute on several ranks what they do in one process: see programs/training_loops.py."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from tests.mpi.launch import ROOT, mpirun
 
 PROGRAM = ROOT / "tests" / "mpi" / "programs" / "training_loops.py"
 EXACT, BF16 = 1e-10, 3e-3
+QUICK = ("[overlap]", "[ddp]")
+"""The communication configurations of the default tests: the one with most to go wrong, and torch's own."""
 
 
 def names() -> list[str]:
@@ -26,17 +28,16 @@ def names() -> list[str]:
     ]
 
 
-def computed(folder: Path, num_ranks: int, *words: str) -> dict[str, Any]:
+def computed(folder: Path, num_ranks: int, *chosen: str) -> dict[str, Any]:
     file = folder / f"on-{num_ranks}.json"
-    done = mpirun(num_ranks, str(PROGRAM), str(file), *words, cwd=folder, timeout_s=240)
+    done = mpirun(num_ranks, str(PROGRAM), str(file), *chosen, cwd=folder, timeout_s=240)
     assert done.code == 0, done.err
     found: dict[str, Any] = json.loads(file.read_text())
     return found
 
 
-def check(alone: dict[str, Any], found: dict[str, Any], name: str) -> None:
-    chosen = [key for key in alone if key.startswith(f"{name} [")]
-    assert chosen
+def check(alone: dict[str, Any], found: dict[str, Any], name: str, comms: tuple[str, ...] = ("[",)) -> None:
+    chosen = [key for key in alone if key.startswith(f"{name} [") and any(comm in key for comm in comms)]
     for key in chosen:
         assert key in found, f"{key} did not end"
         expected, here, tolerance = alone[key], found[key], EXACT
@@ -54,6 +55,16 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
+def quick_on_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return computed(tmp_path_factory.mktemp("quick"), 2, *QUICK)
+
+
+@pytest.fixture(scope="module")
+def quick_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return computed(tmp_path_factory.mktemp("quick-alone"), 1, *QUICK)
+
+
+@pytest.fixture(scope="module")
 def on_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return computed(tmp_path_factory.mktemp("two"), 2)
 
@@ -66,7 +77,18 @@ def on_three(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.mpi
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", names())
-def test_two_ranks_compute_what_one_process_does(name: str, alone: dict[str, Any], on_two: dict[str, Any]) -> None:
+def test_two_ranks_compute_what_one_process_does(
+    name: str, quick_alone: dict[str, Any], quick_on_two: dict[str, Any]
+) -> None:
+    check(quick_alone, quick_on_two, name, QUICK)
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", names())
+def test_two_ranks_compute_so_by_every_configuration(name: str, alone: dict[str, Any], on_two: dict[str, Any]) -> None:
+    assert any(key.startswith(f"{name} [") for key in alone)
     check(alone, on_two, name)
 
 

@@ -1,4 +1,4 @@
-"""A stand-in for NVIDIA's library with two GPUs, written in C: what pynvml's own loader finds on LD_LIBRARY_PATH."""
+"""A fake of NVIDIA's library with two GPUs, written in C; pynvml's own loader finds it on LD_LIBRARY_PATH."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ int nvmlDeviceGetPcieThroughput(struct gpu *g, unsigned which, unsigned *kb_s) {
 def build_library(folder: Path) -> Path:
     """Put a libnvidia-ml.so.1 into the folder; without a compiler, skip the test."""
     if (compiler := shutil.which("cc") or shutil.which("gcc")) is None:
-        pytest.skip("needs a C compiler (cc or gcc) to make a stand-in for NVIDIA's library")
+        pytest.skip("needs a C compiler (cc or gcc) to make a fake of NVIDIA's library")
     (folder / "nvml.c").write_text(LIBRARY)
     target = folder / "libnvidia-ml.so.1"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", target, folder / "nvml.c"], check=True, timeout=60)

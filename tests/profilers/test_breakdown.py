@@ -1,4 +1,4 @@
-"""Breakdowns and critical paths: equal to counting unit cells on random timelines, and to what can be worked out by hand."""
+"""Breakdowns and critical paths: equal to a count of unit cells on random timelines, and to closed forms."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import pytest
 from autotune.profilers import timeline as timelines
 from autotune.profilers.activity import Activity
 from autotune.profilers.breakdown import Breakdown, Parts, RankBreakdown, break_down, largest_costs
-from autotune.profilers.critical_path import CriticalPath, Segment, critical_path
 from autotune.profilers.timeline import Span, Timeline
 from autotune.workloads.errors import SpecError
+from tests.profilers.critical_path import CriticalPath, Segment, critical_path
 
 NUM_RANDOM = 1_000
 COMPUTE, DATA, COMMUNICATION, STRAGGLER, OTHER = Activity
 
 
-LANES = {"data": "host", "wait": "host", "comm": "comm", "queue": "comm"}
+TRACKS = {"data": "host", "wait": "host", "comm": "comm", "queue": "comm"}
 
 
 def span(rank: int, kind: str, start_s: float, end_s: float, op: str = "") -> Span:
-    return Span(rank=rank, lane=LANES.get(kind, "compute"), kind=kind, op=op or kind, start_s=start_s, end_s=end_s)
+    return Span(rank=rank, track=TRACKS.get(kind, "compute"), kind=kind, op=op or kind, start_s=start_s, end_s=end_s)
 
 
 def compute(rank: int, start_s: float, end_s: float, kind: str = "backward") -> Span:
@@ -92,15 +92,15 @@ class Cells:
         mine = [one for one in self.spans[rank] if one.kind == "comm" and one.op == op]
         return [(one, turn) for turn, one in enumerate(sorted(mine, key=lambda one: one.start_s))]
 
-    def covered(self, rank: int, lane: str, kind: str = "") -> set[int]:
+    def covered(self, rank: int, track: str, kind: str = "") -> set[int]:
         return {
             cell
             for one in self.spans[rank]
-            if one.lane == lane and kind in ("", one.kind)
+            if one.track == track and kind in ("", one.kind)
             for cell in range(int(one.start_s), int(one.end_s))
         }
 
-    def under_way(self, rank: int, cell: int) -> list[tuple[int, int, str, int]]:
+    def in_flight(self, rank: int, cell: int) -> list[tuple[int, int, str, int]]:
         """End, moment all had joined, name and last rank of the collectives that a rank is in."""
         return [
             (int(one.end_s), *self.joined[rank, one.op, turn][:1], one.op, self.joined[rank, one.op, turn][1])
@@ -115,7 +115,7 @@ class Cells:
             return COMPUTE, None
         if cell in self.covered(rank, "host", "data"):
             return DATA, None
-        collectives = self.under_way(rank, cell)
+        collectives = self.in_flight(rank, cell)
         complete = [(end, -joined, op, last) for end, joined, op, last in collectives if joined <= cell]
         if complete:
             _, joined, op, last = min(complete)
@@ -247,7 +247,12 @@ def test_parts_of_uneven_times_sum_to_the_time_from_first_to_last_and_the_path_t
         moved = Timeline(
             spans=tuple(
                 Span(
-                    rank=s.rank, lane=s.lane, kind=s.kind, op=s.op, start_s=s.start_s / 7 + 1e5, end_s=s.end_s / 7 + 1e5
+                    rank=s.rank,
+                    track=s.track,
+                    kind=s.kind,
+                    op=s.op,
+                    start_s=s.start_s / 7 + 1e5,
+                    end_s=s.end_s / 7 + 1e5,
                 )
                 for s in whole.spans
             )
@@ -260,7 +265,7 @@ def test_parts_of_uneven_times_sum_to_the_time_from_first_to_last_and_the_path_t
         assert sum(path.totals_s().values()) == pytest.approx(breakdown.step_s, abs=1e-9)
 
 
-# --- one rank, by hand -------------------------------------------------------------------------------------------------
+# --- one rank ----------------------------------------------------------------------------------------------------------
 
 
 def test_communication_after_computing_is_all_exposed() -> None:
@@ -287,7 +292,7 @@ def test_queues_are_counted_once_beside_the_parts() -> None:
     assert parts(rank) == (6, 0, 0, 0, 2)
 
 
-def test_a_wait_is_exposed_communication_only_while_a_collective_is_under_way() -> None:
+def test_a_wait_is_exposed_communication_only_while_a_collective_is_in_flight() -> None:
     rank = only(break_down(timeline(compute(0, 0, 2), wait(0, 2, 9), comm(0, 4, 6))))
     assert parts(rank) == (2, 0, 2, 0, 5)
     assert rank.other_wait_s == 5
@@ -299,7 +304,7 @@ def test_time_that_nothing_was_recorded_for_is_other_and_no_wait() -> None:
     assert rank.other_wait_s == 0
 
 
-def test_one_rank_alone_waits_for_nobody() -> None:
+def test_one_rank_alone_never_waits() -> None:
     alone = timeline(compute(0, 0, 3), comm(0, 2, 5), compute(0, 5, 6))
     assert only(break_down(alone)).waited_for_s == {}
     assert [(s.kind, s.start_s, s.end_s) for s in critical_path(alone).segments] == [
@@ -313,10 +318,10 @@ def test_a_rank_without_communication_has_no_overlap_to_speak_of() -> None:
     assert only(break_down(timeline(compute(0, 0, 1)))).overlap_share is None
 
 
-# --- several ranks, by hand --------------------------------------------------------------------------------------------
+# --- several ranks -----------------------------------------------------------------------------------------------------
 
 
-def test_waiting_for_a_straggler_is_told_from_sending() -> None:
+def test_waiting_for_a_straggler_is_distinguished_from_sending() -> None:
     slow, fast = break_down(STRAGGLER_STEP).ranks
     assert parts(slow) == (9, 0, 2, 0, 0)
     assert parts(fast) == (3, 0, 2, 6, 0)
@@ -389,7 +394,7 @@ def test_overall_sums_seconds_and_means_weigh_every_rank_the_same() -> None:
     assert uneven.ranks[1].shares() == {COMPUTE: 0.5, DATA: 0.5, COMMUNICATION: 0, STRAGGLER: 0, OTHER: 0}
 
 
-# --- critical paths, by hand -------------------------------------------------------------------------------------------
+# --- critical paths ----------------------------------------------------------------------------------------------------
 
 
 def test_the_path_leads_from_a_collective_to_the_rank_that_joined_last() -> None:
@@ -446,7 +451,7 @@ def test_totals_of_a_path_add_up_its_segments_the_longest_first() -> None:
 # --- in words ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_largest_costs_are_told_in_order() -> None:
+def test_the_largest_costs_are_listed_in_order() -> None:
     step = timeline(
         data(0, 0, 3), compute(0, 3, 60), comm(0, 60, 80), compute(0, 80, 100),
         compute(1, 0, 19), comm(1, 19, 80), wait(1, 80, 90), compute(1, 97, 100),
@@ -455,7 +460,7 @@ def test_the_largest_costs_are_told_in_order() -> None:
         "rank 1 waits 41 % of the step for rank 0's gradients",
         "rank 0 spends 20 % of the step on communication that nothing hides",
         "rank 1 spends 20 % of the step on communication that nothing hides",
-        "rank 1 is blocked for 10 % of the step with no collective under way",
+        "rank 1 is blocked for 10 % of the step with no collective in flight",
         "rank 1 does nothing that was recorded for 7 % of the step",
         "rank 0 loads data for 3 % of the step",
     )

@@ -63,7 +63,7 @@ def test_all_ranks_of_a_host_but_one_observe_their_process_only(tmp_path: Path) 
     assert list(availability(open_host(host_wide=False, sysfs=tmp_path))) == ["process_cpu", "process_memory"]
 
 
-def test_the_load_of_the_process_is_its_cpu_time_over_the_clock(
+def test_the_load_of_the_process_is_its_cpu_time_over_wall_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """0.15 s of CPU in 0.1 s is one core and a half."""

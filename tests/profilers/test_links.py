@@ -59,7 +59,7 @@ def test_links_of_different_speed_are_found_from_pairs() -> None:
 
 
 def test_the_fastest_link_of_all_is_known_only_from_below() -> None:
-    """Nobody can take what it could send."""
+    """No other host can receive what it could send."""
     found = pairs({"a": 10 * GBIT, "b": GBIT}, {"a": 10 * GBIT, "b": GBIT})
     assert uplink("a", found) == Side(bytes_per_s=GBIT, is_limit=False)
     assert downlink("a", found) == Side(bytes_per_s=GBIT, is_limit=False)

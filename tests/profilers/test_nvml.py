@@ -120,7 +120,7 @@ class FakeLibrary:
 
 
 def load(monkeypatch: pytest.MonkeyPatch, gpus: Mapping[str, Readings]) -> FakeLibrary:
-    """Make pynvml believe it has loaded the library."""
+    """Make pynvml assume that it has loaded the library."""
     library = FakeLibrary(gpus)
     monkeypatch.setattr(pynvml, "nvmlLib", library)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
@@ -310,7 +310,7 @@ def test_a_driver_that_does_not_start_is_the_reason_with_its_remedy(
 @pytest.mark.parametrize(
     ("gpus", "seen"), [({}, "no device"), ({OTHER: a100(), f"{OTHER}2": a100()}, f"{OTHER}, {OTHER}2")]
 )
-def test_a_uuid_that_no_gpu_has_is_told_beside_those_that_are_there(
+def test_a_uuid_that_no_gpu_has_is_listed_beside_those_that_exist(
     monkeypatch: pytest.MonkeyPatch, gpus: Mapping[str, Readings], seen: str
 ) -> None:
     library = load(monkeypatch, gpus)

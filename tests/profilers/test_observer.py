@@ -227,7 +227,7 @@ def test_a_costly_reading_is_taken_with_the_probe_the_first_sample_and_every_thi
 # --- a sampler, beat by beat ---------------------------------------------------------------------------------------------
 
 
-def test_samples_become_counters_with_the_moments_of_the_clock() -> None:
+def test_samples_become_counters_with_the_times_of_their_clock() -> None:
     clock = FakeClock()
     sampler = Sampler(device(power=readings(0.0, 1.0, 2.0)), rank=2, clock=clock)
     sampler.tick()
@@ -257,7 +257,7 @@ def test_a_metric_never_sampled_has_no_counter() -> None:
 
 
 class Faulty:
-    """An observer that keeps no promise: `sample` does what it is told."""
+    """An observer that breaks its contract: the test sets what `sample` does."""
 
     def __init__(self, sample: Callable[[], dict[str, float]]) -> None:
         self.name = "faulty"
@@ -278,7 +278,7 @@ def test_an_observer_that_breaks_costs_its_metrics_and_keeps_its_points() -> Non
     assert availability(sampler) == {"power": "unavailable (StopIteration)", "clock": "unavailable (not here)"}
 
 
-def test_a_sample_of_a_metric_nobody_announced_is_a_fault_of_the_observer() -> None:
+def test_a_sample_of_an_unannounced_metric_is_a_fault_of_the_observer() -> None:
     sampler = Sampler(Faulty(lambda: {"surprise": 1.0}), rank=0)
     assert not sampler.tick()
     assert availability(sampler)["power"] == "unavailable ('surprise')"

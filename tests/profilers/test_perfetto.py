@@ -24,14 +24,14 @@ NUM_RANDOM = 150
 NS = 1e-9
 
 
-LANES = {"data": "host", "wait": "host", "comm": "comm", "queue": "comm", "write": "disk"}
+TRACKS = {"data": "host", "wait": "host", "comm": "comm", "queue": "comm", "write": "disk"}
 
 
 def span(rank: int, kind: str, start_s: float, end_s: float, op: str = "") -> Span:
     """Collectives and queues carry bytes."""
-    lane = LANES.get(kind, "compute")
-    num_bytes = 4096 + rank if lane == "comm" else 0
-    return Span(rank=rank, lane=lane, kind=kind, op=op or kind, start_s=start_s, end_s=end_s, num_bytes=num_bytes)
+    track = TRACKS.get(kind, "compute")
+    num_bytes = 4096 + rank if track == "comm" else 0
+    return Span(rank=rank, track=track, kind=kind, op=op or kind, start_s=start_s, end_s=end_s, num_bytes=num_bytes)
 
 
 STEP = Timeline.merge(
@@ -64,7 +64,7 @@ def written(timeline: Timeline, folder: Path) -> dict[str, Any]:
 
 
 def random_timeline(generator: random.Random) -> Timeline:
-    """Anything on any lane: times of any fineness, overlaps, equal starts, no length, odd names, far clocks."""
+    """Anything on any track: times of any fineness, overlaps, equal starts, no length, odd names, far clocks."""
     scale, origin = generator.choice(((1e-9, 0.0), (1e-6, -1.0), (1e-3, 0.0), (0.1, 12_345.678)))
     kinds = ("forward", "backward", "optimizer", "queue", "comm", "comm", "data", "wait", "write")
     spans = []
@@ -195,7 +195,7 @@ def test_the_step_has_an_arrow_for_each_bucket_of_each_rank(tmp_path: Path) -> N
     ]
 
 
-def test_ranks_are_processes_and_lanes_threads_in_order(tmp_path: Path) -> None:
+def test_ranks_are_processes_and_tracks_threads_in_order(tmp_path: Path) -> None:
     names = [event for event in written(STEP, tmp_path)["traceEvents"] if event["ph"] == "M"]
     processes = {e["pid"]: e["args"]["name"] for e in names if e["name"] == "process_name"}
     assert processes == {1: "rank 0", 2: "rank 1"}
@@ -225,7 +225,7 @@ def test_counters_are_drawn_by_rank_and_unit(tmp_path: Path) -> None:
     assert len(points) == 4
 
 
-def test_the_error_of_the_clock_is_in_the_trace(tmp_path: Path) -> None:
+def test_the_clock_error_is_in_the_trace(tmp_path: Path) -> None:
     assert written(STEP, tmp_path)["otherData"]["clock_error_s"] == 2e-6
 
 
@@ -262,7 +262,7 @@ def test_random_timelines_come_back_to_the_nanosecond(tmp_path: Path) -> None:
 def assert_close(found: Timeline, wanted: Timeline) -> None:
     assert len(found.spans) == len(wanted.spans)
     for mine, other in zip(found.spans, wanted.spans, strict=True):
-        assert (mine.rank, mine.lane, mine.kind, mine.op) == (other.rank, other.lane, other.kind, other.op)
+        assert (mine.rank, mine.track, mine.kind, mine.op) == (other.rank, other.track, other.kind, other.op)
         assert mine.num_bytes == other.num_bytes
         assert abs(mine.start_s - other.start_s) <= NS
         assert abs(mine.end_s - other.end_s) <= NS

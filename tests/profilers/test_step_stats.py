@@ -45,8 +45,8 @@ def test_bytes_of_another_version_are_refused():
         StepStats.unpack(STEP.pack() + b"\0")
 
 
-def test_parts_under_way_together_are_served_one_after_the_other():
-    """Two parts posted at once over one link land at 1 s and 2 s: each took 1 s of it, though the second flew for 2."""
+def test_parts_in_flight_together_are_served_one_after_the_other():
+    """Two parts posted at once over one link complete at 1 s and 2 s: each took 1 s of it, though the second was in flight for 2."""
     sums = PartSums.of([Part(10.0, 0.0, 0.0, 1.0), Part(10.0, -0.5, 0.0, 2.0)])
     assert (sums.service_s, sums.flight_s, sums.queue_s) == (2.0, 3.0, 0.5)
     assert (sums.num_parts, sums.num_bytes, sums.square_bytes, sums.byte_seconds) == (2, 20.0, 200.0, 20.0)

@@ -10,7 +10,7 @@ from autotune.profilers.timeline import Span, Timeline
 
 
 def span(rank: int, start_s: float, end_s: float, kind: str = "forward") -> Span:
-    return Span(rank=rank, lane="compute", kind=kind, op=kind, start_s=start_s, end_s=end_s, num_bytes=rank * 10)
+    return Span(rank=rank, track="compute", kind=kind, op=kind, start_s=start_s, end_s=end_s, num_bytes=rank * 10)
 
 
 STEP = Timeline(

@@ -16,8 +16,8 @@ from autotune.profilers.timeline import Span
 from autotune.profilers.torch_trace import SHORTEST_S, OpTrace, spans_of, wall_clock_ahead_s
 
 
-def named(spans: tuple[Span, ...], lane: str) -> dict[str, Span]:
-    return {span.op: span for span in spans if span.lane == lane}
+def named(spans: tuple[Span, ...], track: str) -> dict[str, Span]:
+    return {span.op: span for span in spans if span.track == track}
 
 
 # --- names -------------------------------------------------------------------------------------------------------------
@@ -42,10 +42,10 @@ def test_other_names_are_not_ours(name: str) -> None:
     assert read_range(name) is None
 
 
-# --- while nobody profiles ---------------------------------------------------------------------------------------------
+# --- without a profiler -------------------------------------------------------------------------------------------------
 
 
-def test_a_range_that_nobody_records_enters_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_without_a_profiler_enters_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_name: str) -> None:
         raise AssertionError("record_function costs microseconds")
 
@@ -64,7 +64,7 @@ def test_a_range_that_nobody_records_enters_nothing(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture(scope="module")
 def traced() -> tuple[tuple[Span, ...], tuple[float, float]]:
-    """A step as the trainer has it, with somebody else's range around forward; and when forward began and ended."""
+    """A step as the trainer has it, with another library's range around forward; and when forward began and ended."""
     ours, model, data = Ranges(), torch.nn.Linear(512, 512), torch.randn(512, 512)
     with OpTrace() as trace, ours.recorded():
         begun_s = time.monotonic()
@@ -131,12 +131,12 @@ def event(name: str, start_us: float, end_us: float, *, on: str = "CPU", note: b
     )
 
 
-def test_a_gpus_kernels_have_a_lane_and_its_copies_of_ranges_have_none() -> None:
+def test_a_gpus_kernels_have_a_track_and_its_copies_of_ranges_have_none() -> None:
     forward = event(range_name("forward"), 0, 100, note=True)
     kernel = event("gemm", 150, 250, on="CUDA")
     copy = event(range_name("forward"), 150, 250, on="CUDA", note=True)
     found = list(spans_of([forward, kernel, copy], rank=0, begun_s=5.0))
-    assert [(span.lane, span.kind, span.op) for span in found] == [
+    assert [(span.track, span.kind, span.op) for span in found] == [
         ("ranges", "range", "forward"),
         ("device", "op", "gemm"),
     ]
@@ -146,7 +146,7 @@ def test_a_gpus_kernels_have_a_lane_and_its_copies_of_ranges_have_none() -> None
 def test_an_op_on_another_thread_belongs_to_the_phase_it_began_in() -> None:
     phases = [event(range_name(name), 100 * place, 100 * place + 100, note=True) for place, name in enumerate(PHASES)]
     ops = [event(f"op {place}", 100 * place + 10, 100 * place + 130) for place in range(len(PHASES) + 1)]
-    kinds = [span.kind for span in spans_of([*phases, *ops], rank=0, begun_s=0.0) if span.lane == "ops"]
+    kinds = [span.kind for span in spans_of([*phases, *ops], rank=0, begun_s=0.0) if span.track == "ops"]
     assert kinds == [*(f"{name} op" for name in PHASES), "op"]
 
 

@@ -110,7 +110,7 @@ def refused(number: int, role: Role, tried: Plan, state: TrialState, reason: str
 
 
 def records() -> list[TrialRecord]:
-    """24 trials: the default, DDP tuned by hand, a search that improves, two that do not fit and one that fails."""
+    """24 trials: the default, tuned DDP, a search that improves, two that do not fit and one that fails."""
     generator = random.Random(1)
     found = [trial(0, Role.DEFAULT, default_plan(EVEN), 0.492)]
     for bucket_mib, step_s in ((25, 0.262), (8, 0.248), (1, 0.241)):
@@ -139,7 +139,7 @@ def contender(name: str, tried: Plan, step_s: float, *, seed: int, reverts: str 
 def comparison(
     *, best_s: float = 0.213, best: Plan | None = None, late_s: float = 0.0, default: bool = True
 ) -> Comparison:
-    """The default, DDP tuned by hand, the best plan, it with each knob put back, and the first once more."""
+    """The default, tuned DDP, the best plan, its ablations, and the first once more."""
     tuned = contender(DDP_TUNED, plan(reducer="ddp"), 0.241, seed=2)
     chosen = contender(BEST, best or plan(), best_s, seed=3)
     chosen = dataclasses.replace(chosen, ranks=ranks(chosen.plan.batch.samples, best_s, late_s=late_s))

@@ -1,4 +1,4 @@
-"""Counting a model's costs: FLOPs as torch counts them, bytes by hand, parameters once, saved activations exactly."""
+"""Counting a model's costs: FLOPs as torch counts them, bytes by closed form, parameters once, saved activations exactly."""
 
 from __future__ import annotations
 

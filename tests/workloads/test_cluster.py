@@ -1,4 +1,4 @@
-"""Cluster files: the shipped mixes are what they claim, and every mistake in a user's file is named."""
+"""Cluster files: the shipped clusters are what they claim, and every mistake in a user's file is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The edges of a model: by hand on small ones, by their sums and shapes on the shipped ones, and every way to find them."""
+"""The edges of a model: explicit on small ones, by their sums and shapes on the shipped ones, with every method of finding them."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ def test_every_op_with_parameters_is_on_a_way_to_the_loss(spec: str) -> None:
     assert {parameter.op for parameter in graph.parameters} <= reaches
 
 
-def test_a_block_of_the_transformer_by_hand() -> None:
+def test_the_edges_of_a_transformer_block() -> None:
     """tiny: 16 tokens of width 32, a vocabulary of 64; the position's embedding is the same for all 4 samples."""
     edges, width = flows(workload_graph("gpt-tiny")), 16 * 32
     assert edges["0.token", "0"] == width
@@ -389,7 +389,7 @@ class Remembering(nn.Module):
         return outputs
 
 
-def test_tracing_leaves_no_hooks_no_gradients_and_no_stand_ins_behind() -> None:
+def test_tracing_leaves_no_hooks_no_gradients_and_no_proxies_behind() -> None:
     model = Remembering()
     graph = graph_of(model, Batch)
     assert graph.edges_from == "fx"

@@ -184,7 +184,7 @@ def test_a_workload_that_lacks_members_is_refused_with_their_names(here: Write) 
     here("own_job.py", OWN)
     assert refusal("own_job:half") == (
         "workload 'own_job:half' lacks dataset, loss, min_samples, optimizer: "
-        "see workloads/workload.py for what a workload offers"
+        "see workloads/workload.py for what a workload has"
     )
 
 

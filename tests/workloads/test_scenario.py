@@ -1,4 +1,4 @@
-"""A scenario says what a mix is at any position, and refuses what the mix cannot do."""
+"""A scenario gives the cluster at any position, and refuses changes that the cluster cannot make."""
 
 from __future__ import annotations
 

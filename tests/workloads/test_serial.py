@@ -27,7 +27,7 @@ def complete_record() -> TrialRecord:
         role=Role.SEARCH,
         state=TrialState.COMPLETE,
         plan=sample.plan(codec="bf16"),
-        params={"tilt.0": -0.12345678901234567, "bucket_log2": 20, "codec": "bf16"},
+        params={"log_share.0": -0.12345678901234567, "bucket_log2": 20, "codec": "bf16"},
         search_number=3,
         reason="none",
         steps_s=(0.1, 0.2, 1 / 3),
@@ -84,7 +84,7 @@ VALUES = [
         edges_from="fx",
         edges_note="export: RuntimeError: no",
     ),
-    Timeline(spans=(Span(rank=1, lane="comm", kind="comm", op="x", start_s=0.1, end_s=0.2, num_bytes=9),)),
+    Timeline(spans=(Span(rank=1, track="comm", kind="comm", op="x", start_s=0.1, end_s=0.2, num_bytes=9),)),
 ]
 
 
@@ -246,3 +246,15 @@ def test_numbers_as_keys_come_back_as_numbers() -> None:
     assert from_data(ByRank, json.loads(json.dumps(to_data(ByRank({3: 0.5})))), "x") == ByRank({3: 0.5})
     with pytest.raises(SpecError, match=r"x\.seconds, key is 'three': it must be a whole number"):
         from_data(ByRank, {"seconds": {"three": 0.5}}, "x")
+
+
+def test_a_field_keeps_its_name_in_files() -> None:
+    span = Span(rank=1, track="comm", kind="comm", op="x", start_s=0.1, end_s=0.2)
+    data = to_data(span)
+    assert data["lane"] == "comm"
+    assert "track" not in data
+    assert from_data(Span, data, "here") == span
+    with pytest.raises(SpecError, match="lacks 'lane'"):
+        from_data(Span, {key: value for key, value in data.items() if key != "lane"}, "here")
+    with pytest.raises(SpecError, match="'track'"):
+        from_data(Span, data | {"track": "comm"}, "here")

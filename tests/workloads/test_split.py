@@ -241,14 +241,14 @@ def clipped_shares(weights: Sequence[float], total: int, limits: Bounds) -> list
 
 
 def test_sixty_four_samples_on_mixed4_take_27_units_balanced_and_28_rounded() -> None:
-    """The module's own example, by hand: time of rank i is b_i / speed_i."""
+    """The module's own example: time of rank i is b_i / speed_i."""
     costs = [RankCost(fixed_s=0.0, per_sample_s=1 / speed) for speed in MIXED4]
     rounded, best = proportional(MIXED4, 64, bounds(4, 64)), balanced(costs, 64, bounds(4, 64))
     assert slowest_s(costs, rounded) == pytest.approx(28.0)
     assert slowest_s(costs, best) == pytest.approx(27.0)
 
 
-def test_balanced_gives_sample_after_sample_to_whoever_finishes_it_earliest() -> None:
+def test_balanced_gives_each_sample_to_the_rank_that_finishes_it_earliest() -> None:
     """As it is defined, and not in halves, also of large batches; a rank may cost nothing, and others as much as each other."""
     draw = random.Random(5)
     for _ in range(200):
@@ -289,7 +289,7 @@ def test_balanced_is_as_good_as_the_best_of_all_splits() -> None:
 
 @STEADY
 @given(case=cases(most_ranks=3, most_samples=20), data=st.data())
-def test_balanced_beats_or_equals_every_split_that_hypothesis_can_think_of(
+def test_balanced_beats_or_equals_every_split_that_hypothesis_draws(
     case: tuple[Bounds, int], data: st.DataObject
 ) -> None:
     limits, total = case

@@ -75,7 +75,7 @@ class ImageSize:
 
 
 def chosen(what: str, name: str, table: Mapping[str, Entry]) -> Entry:
-    """The entry called `name`; a misspelt name is an error that guesses the one meant."""
+    """The entry called `name`; a misspelt name is an error that suggests the nearest."""
     if name not in table:
         raise unknown_name(what, name, table)
     return table[name]
@@ -101,7 +101,7 @@ def labelled_images(*, image: tuple[int, int, int], num_classes: int, num_sample
 def init_classifier(model: nn.Sequential) -> None:
     """He initialisation keeps the scale of activations through a stack of ReLU layers; the last layer begins small.
 
-    So the first loss is near ln(classes), and the first steps cannot throw a net without normalisation off for good.
+    So the first loss is near ln(classes), and the first steps of a net without normalisation do not diverge.
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):

@@ -31,7 +31,7 @@ _BRIGHTEST = 16.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DigitsWorkload(SupervisedWorkload):
-    """A workload that can also say how well a model does on samples it was not trained on."""
+    """A workload with a test set and an accuracy."""
 
     def accuracy(self, model: nn.Module) -> float:
         """Fraction of the test set that the model classifies correctly; leaves the model in the mode it was in."""

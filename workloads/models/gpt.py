@@ -48,7 +48,7 @@ SIZES = {
 
 
 class CausalAttention(nn.Module):
-    """Attention without its projections: queries, keys and values side by side in, the mixed values out."""
+    """Attention without its projections: queries, keys and values side by side in, the attended values out."""
 
     def __init__(self, num_heads: int) -> None:
         """`num_heads` divides the width."""
@@ -105,7 +105,7 @@ class Embedding(nn.Module):
 
 
 class Positions(nn.Module):
-    """What an embedding does beside its tokens, where those are looked up elsewhere: a vocabulary on several devices."""
+    """The positions of an embedding, for token embeddings that are sharded over devices."""
 
     def __init__(self, embedding: Embedding) -> None:
         """Shares the embedding's table of positions."""

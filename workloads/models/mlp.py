@@ -28,7 +28,7 @@ SIZES = {
 
 
 def mlp(size: MlpSize) -> nn.Sequential:
-    """Flatten, then Linear and ReLU by turns; the last layer gives the logits."""
+    """Flatten, then Linear and ReLU alternately; the last layer gives the logits."""
     layers: list[nn.Module] = [nn.Flatten()]
     widths = (math.prod(size.image), *size.hidden)
     for before, after in pairwise(widths):

@@ -28,7 +28,7 @@ class ResNetSize(ImageSize):
     num_groups: int
     """Groups of the GroupNorm layers; divides the channels of every stage."""
     large_stem: bool = False
-    """A 7x7 convolution and a pooling layer at the door, for large images, instead of a 3x3 convolution."""
+    """A 7x7 convolution and a pooling layer as stem, for large images, instead of a 3x3 convolution."""
 
 
 SIZES = {

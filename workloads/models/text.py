@@ -27,7 +27,7 @@ _HELD_OUT = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextWorkload(SupervisedWorkload):
-    """A workload that can also say how well a model guesses text that it was not trained on."""
+    """A workload with held-out text and an accuracy."""
 
     held_out: TensorDataset
 

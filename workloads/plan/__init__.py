@@ -1,45 +1,30 @@
 """The plan: how one workload trains on one cluster. The one value that crosses all four packages."""
 
-from autotune.workloads.plan.plan import (
-    CODECS,
-    COLLECTIVES,
-    DDP_BUCKET_BYTES,
-    DDP_CODECS,
-    LOSSLESS_CODECS,
-    MESSAGE_CODECS,
-    MIB,
-    ONE_ROUND_CODECS,
-    PRIORITIES,
-    REDUCERS,
-    RUNNABLE_COLLECTIVES,
-    TRANSPORTS,
-    BatchPlan,
-    CommPlan,
-    CompressionPlan,
-    KindCodec,
-    PipelinePlan,
-    Plan,
-    default_plan,
-)
+from autotune.workloads.plan.batch import BatchPlan
+from autotune.workloads.plan.choices import COLLECTIVES, TRANSPORTS, Priority, ReducerKind, cpu_transports
+from autotune.workloads.plan.codecs import CODECS, CodecKind, lossless_codecs, one_round_codecs
+from autotune.workloads.plan.comm import DDP_BUCKET_BYTES, MIB, CommPlan
+from autotune.workloads.plan.compression import CompressionPlan, KindCodec
+from autotune.workloads.plan.placement import PipelinePlan
+from autotune.workloads.plan.plan import Plan, default_plan
 
 __all__ = [
     "CODECS",
     "COLLECTIVES",
     "DDP_BUCKET_BYTES",
-    "DDP_CODECS",
-    "LOSSLESS_CODECS",
-    "MESSAGE_CODECS",
     "MIB",
-    "ONE_ROUND_CODECS",
-    "PRIORITIES",
-    "REDUCERS",
-    "RUNNABLE_COLLECTIVES",
     "TRANSPORTS",
     "BatchPlan",
+    "CodecKind",
     "CommPlan",
     "CompressionPlan",
     "KindCodec",
     "PipelinePlan",
     "Plan",
+    "Priority",
+    "ReducerKind",
+    "cpu_transports",
     "default_plan",
+    "lossless_codecs",
+    "one_round_codecs",
 ]

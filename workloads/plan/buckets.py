@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
-from autotune.workloads.plan.plan import DDP_BUCKET_BYTES, MIB
+from autotune.workloads.plan.comm import DDP_BUCKET_BYTES, MIB
 
 
 def bytes_reached(sizes: Sequence[int]) -> list[int]:

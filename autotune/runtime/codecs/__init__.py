@@ -1,1 +1,1 @@
-"""What gradients look like on the wire."""
+"""Codecs: how the gradients of a fusion buffer are encoded on the wire."""

@@ -1,12 +1,13 @@
 """Error feedback: what a lossy codec leaves out of a step is added to the next step's gradient.
 
-Every rank keeps what it owes. A step adds the new gradient to it, sends what the codec can carry of the whole, and takes
-exactly that out again. So over any number of steps what was applied and what is still owed, summed over ranks, make up the
-true gradients: nothing is lost, it is only late (Karimireddy et al., "Error Feedback Fixes SignSGD", 2019).
+Every rank keeps what it owes, the residual. A step adds the new gradient to the residual, sends what the codec can
+carry of it, and subtracts exactly that. So after any number of steps, what was applied plus the residuals, summed over
+ranks, equals the true gradients: nothing is lost, it is only late (Karimireddy et al., "Error Feedback Fixes SignSGD",
+2019).
 
-A result that is not finite shows that some rank's gradient was not. Every rank sees it, and all forget what they owe: it
-would never become finite again. Left out: decay of old errors, and learning rates that change between steps (an error is
-applied at the rate of the step that it arrives in).
+A result that is not finite shows that the gradient of some rank was not. It is the same on every rank, and all ranks
+reset their residuals to zero, which would never become finite again. Left out: decay of old errors, and learning rates
+that change between steps (an error is applied at the rate of the step in which it is sent).
 """
 
 from __future__ import annotations
@@ -21,28 +22,28 @@ from autotune.runtime.codecs.protocol import Round
 
 
 class Lossy(Protocol):
-    """A codec without a memory of what it left out.
+    """A codec that keeps no residual itself.
 
-    Invariant: over a step, what all ranks take out of `owed` sums to the result. A value that is not finite makes the
+    Invariant: over a step, what all ranks subtract from `owed` sums to the result. A value that is not finite makes the
     result not finite too.
     """
 
     name: str
 
     def send(self, owed: Tensor) -> Round:
-        """The first round; what of `owed` is known to arrive is taken out of it. No tensor of the round is `owed` itself."""
+        """The first round; subtracts from `owed` what is certain to arrive. No tensor of the round is `owed` itself."""
 
     def receive(self, received: Sequence[Tensor], owed: Tensor, flat: Tensor) -> Round | None:
-        """The next round, or None once the result is in `flat`; what this round decided is taken out of, or put back
-        into, `owed`.
+        """The next round, or None once the result is in `flat`; subtracts from `owed`, or adds to it, what this round
+        has decided.
         """
 
     def buffer_bytes(self, flat: Tensor) -> int:
-        """Memory taken beside `flat` and `owed`."""
+        """Memory beside `flat` and `owed`."""
 
 
 class ErrorFeedback:
-    """A codec that pays later what it cannot send now."""
+    """A codec that adds what it cannot send now to the gradient of the next step."""
 
     is_lossless = False
 
@@ -53,7 +54,7 @@ class ErrorFeedback:
         self._has_begun = False
 
     def owed_like(self, flat: Tensor) -> Tensor:
-        """What this rank owes."""
+        """The residual of this rank."""
         return self._owed if self._has_begun else torch.zeros_like(flat)
 
     def encode(self, flat: Tensor) -> Round:
@@ -66,7 +67,7 @@ class ErrorFeedback:
     def decode(self, received: Sequence[Tensor], flat: Tensor) -> Round | None:
         following = self._lossy.receive(received, self._owed, flat)
         if following is None:
-            # One sum tells of any inf or nan, and a mask in place of an `if` does not wait for a GPU.
+            # One sum detects any inf or nan, and a mask instead of an `if` does not synchronise with a GPU.
             self._owed.masked_fill_(~flat.sum().isfinite(), 0.0)
         return following
 

@@ -1,28 +1,24 @@
-"""The codec that a plan names, for one unit. Whatever is not lossless gets error feedback."""
+"""The codec that a plan names, for one fusion buffer. All codecs that are not lossless get error feedback."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from autotune.runtime.codecs.block_int8 import BlockInt8
-from autotune.runtime.codecs.error_feedback import ErrorFeedback, Lossy
-from autotune.runtime.codecs.power_sgd import PowerSgd
-from autotune.runtime.codecs.protocol import Cast, Codec, Identity
-from autotune.runtime.codecs.top_k import TopK
-from autotune.workloads.errors import unknown_name
-from autotune.workloads.plan import CompressionPlan
+from autotune.runtime.codecs.error_feedback import ErrorFeedback
+from autotune.runtime.codecs.protocol import Codec
+from autotune.workloads.plan import CODECS, CompressionPlan
+from autotune.workloads.plan.choices import load
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UnitShape:
-    """What a codec must know of its unit, and of who takes part."""
+class BufferShape:
+    """What a codec must know of its fusion buffer, and of the ranks that take part."""
 
     shapes: tuple[tuple[int, ...], ...]
     """Of the parameters, in the order in which their gradients stand side by side."""
@@ -40,17 +36,9 @@ class UnitShape:
         return sum(map(math.prod, self.shapes))
 
 
-def make_codec(compression: CompressionPlan, unit: UnitShape) -> Codec:
-    """A new one, with nothing owed."""
-    lossy: dict[str, Callable[[], Lossy]] = {
-        "fp16": lambda: Cast("fp16", torch.float16, unit.num_ranks),
-        "bf16": lambda: Cast("bf16", torch.bfloat16, unit.num_ranks),
-        "int8": lambda: BlockInt8(unit.num_values, rank=unit.rank, num_ranks=unit.num_ranks),
-        "topk": lambda: TopK(unit.num_values, compression.top_share),
-        "powersgd": lambda: PowerSgd(unit.shapes, compression.low_rank),
-    }
-    if compression.codec == "none":
-        return Identity()
-    if compression.codec not in lossy:
-        raise unknown_name("codec", compression.codec, ("none", *lossy))
-    return ErrorFeedback(lossy[compression.codec]())
+def make_codec(compression: CompressionPlan, buffer: BufferShape) -> Codec:
+    """A new one, without residual."""
+    kind = CODECS[compression.codec]
+    made = load(kind.made_by)(compression, buffer)
+    codec: Codec = made if kind.is_lossless else ErrorFeedback(made)
+    return codec

@@ -1,6 +1,6 @@
-"""What a unit of gradients looks like on the wire: one message, or several rounds of them.
+"""What a fusion buffer looks like on the wire: one message, or several rounds of them.
 
-A codec belongs to one unit and may keep state between steps (what it left out and owes, for instance). A step begins with
+A codec belongs to one fusion buffer and may keep state between steps (the residual of error feedback, for instance). A step begins with
 `encode`; whenever a round has been exchanged, `decode` either says what the next round is or leaves the result in `flat`.
 All ranks run the same codec with the same rounds, so what a rank sends in a round every other rank expects.
 """
@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from autotune.workloads.plan import wire
+from autotune.workloads.plan import CompressionPlan, wire
+
+if TYPE_CHECKING:
+    from autotune.runtime.codecs.factory import BufferShape
 
 SUM, GATHER, SWAP = wire.SUM, wire.GATHER, wire.SWAP
 """How a round is exchanged. `sum`: the tensor becomes the sum over ranks, in place. `gather`: every rank receives every rank's
@@ -35,7 +38,7 @@ class Round:
 
     @property
     def num_bytes(self) -> int:
-        """Of the gradient as it is encoded, whoever carries it how often."""
+        """Of the gradient as it is encoded; a collective may carry it more than once."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
@@ -93,7 +96,7 @@ class Cast:
         flat.copy_(received[0])
 
     def send(self, owed: Tensor) -> Round:
-        """As `comm.error_feedback` wants it: what is too large for the type stays owed. What the sum itself rounds off nobody can know who sees only the sum."""
+        """For error feedback: what is too large for the type stays in the residual. What the sum itself rounds off is lost."""
         fitting = torch.where(owed.isinf(), owed, owed.clamp(-self._limit, self._limit))
         first = self.encode(fitting)
         owed.sub_(first.tensors[0])
@@ -104,3 +107,15 @@ class Cast:
 
     def buffer_bytes(self, flat: Tensor) -> int:
         return flat.numel() * self._dtype.itemsize
+
+
+def make_identity(_compression: CompressionPlan, _buffer: BufferShape) -> Identity:
+    return Identity()
+
+
+def make_fp16(_compression: CompressionPlan, buffer: BufferShape) -> Cast:
+    return Cast("fp16", torch.float16, buffer.num_ranks)
+
+
+def make_bf16(_compression: CompressionPlan, buffer: BufferShape) -> Cast:
+    return Cast("bf16", torch.bfloat16, buffer.num_ranks)

@@ -1,15 +1,15 @@
 """Sufficient factors: a Linear layer's gradient as the two matrices that it is the product of.
 
-Over the rows of a batch (samples, or samples times tokens) the gradient of a weight of M outputs and N inputs is Δᵀ·A, with
-Δ the gradient of the outputs and A the inputs. When Σ rows·(M+N) is less than what an all-reduce moves of M·N, every rank
-sends its rows of Δ and A to every other, and each multiplies them all: the same gradient, for fewer bytes and more
-arithmetic (Xie et al., "Lighter-Communication Distributed Machine Learning via Sufficient Factor Broadcasting", 2016; TAG
-uses it too). The bias' gradient, the sum of Δ's rows, comes with it.
+Over the rows of a batch (samples, or samples times tokens) the gradient of a weight of M outputs and N inputs is Δᵀ·A,
+with Δ the gradient of the outputs and A the inputs. If Σ rows·(M+N) is less than what an all-reduce moves of M·N, every
+rank sends its rows of Δ and A to all other ranks, and each rank multiplies the rows of all: the same gradient, with
+fewer bytes and more arithmetic (Xie et al., "Lighter-Communication Distributed Machine Learning via Sufficient Factor
+Broadcasting", 2016; TAG uses it too). The gradient of the bias, the sum of Δ's rows, follows from the same rows.
 
-The layer's own backward pass does not form the product, so what is done twice elsewhere is done once here. Ranks may have
-any number of rows. After a pass that is not exchanged yet (accumulation) the product of this rank's rows stands in
-`weight.grad`, as a script would find it; if the script has zeroed it, those rows are not sent. Under autocast the rows are
-those that autocast computes with. Left out: duplicating the ops before the layer instead of sending A.
+The layer's own backward pass does not form the product, so it is computed once only. Ranks may have any number of rows.
+After a pass that is not exchanged yet (accumulation) `weight.grad` is the product of this rank's rows, as a script
+expects; if the script has zeroed it, those rows are not sent. Under autocast the rows have autocast's type. Left out:
+duplicating the ops before the layer instead of sending A.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Buffer(Protocol):
     def parameters(self) -> Sequence[nn.Parameter]: ...
 
     def point(self) -> None:
-        """Let `parameter.grad` say what `flat` holds."""
+        """Let every `parameter.grad` be its view of `flat`."""
 
 
 class _Linear(torch.autograd.Function):
-    """A Linear layer whose backward pass hands over the factors of its weight's gradient."""
+    """A Linear layer whose backward pass keeps the sufficient factors of its weight's gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, factors: Factors) -> Tensor:
@@ -64,14 +64,18 @@ class _Linear(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Of one backward pass: Δ and A side by side, and what the pass counts."""
+    """The rows of one backward pass: Δ and A side by side, and the weight of the pass."""
 
     values: Tensor
     weight: float
 
 
 class Factors:
-    """The codec of one Linear layer, and the function in it that takes the factors."""
+    """The codec of one Linear layer. It replaces the layer's forward function by one that keeps the sufficient factors.
+
+    Threads: `encode` and all methods of a backward pass run in the script's or autograd's thread, `decode` in the
+    thread that completes the exchange, when no rows are being added.
+    """
 
     name = "factors"
     is_lossless = True
@@ -83,22 +87,22 @@ class Factors:
         weight: Callable[[], float] = lambda: 1.0,
         on_rebuild: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """`weight`: what the backward pass counts that is running. `on_rebuild` is told the floating-point operations of each
-        product beyond those of the rank's own rows, which its backward pass would have done.
+        """`weight`: returns the weight of the running backward pass. `on_rebuild`: called with the floating-point
+        operations of each product beyond those of the rank's own rows, which an ordinary backward pass computes too.
         """
         self._module, self._weight, self._on_rebuild = module, weight, on_rebuild
         self._outputs, self._inputs, self._has_bias = module.out_features, module.in_features, module.bias is not None
         self._rows: list[_Rows] = []
         self._num_shown = 0
-        """Rows, from the first, whose product stands in the gradient."""
+        """Entries of `_rows`, from the first, whose product is in the gradient."""
         self._before: Tensor | None = None
-        """The unit's gradients without that product."""
+        """The buffer's gradients without that product."""
         self._num_own = 0
         module.__dict__["forward"] = Override(module, "forward", functools.partial(_forward, module, self))
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """In the order in which their gradients stand side by side."""
+        """In the order of their gradients in the buffer."""
         return list(self._module.parameters(recurse=False))  # a Linear layer's: weight, then bias
 
     @property
@@ -106,45 +110,45 @@ class Factors:
         return bool(self._rows)
 
     def detach(self) -> None:
-        """The layer is as before."""
+        """Restore the layer's own forward function."""
         del self._module.__dict__["forward"]
 
     def take(self, x: Tensor, gradient: Tensor) -> None:
-        """The rows of one backward pass."""
+        """Keep the rows of one backward pass."""
         if weight := self._weight():
             delta = gradient.detach().reshape(-1, self._outputs)
             self._rows.append(_Rows(torch.cat([delta, x.detach().reshape(-1, self._inputs)], dim=1), weight))
 
     def clear(self) -> None:
-        """What has been accumulated is not sent."""
+        """Discard the accumulated rows."""
         self._rows.clear()
         self._num_shown, self._before = 0, None
 
-    def show(self, unit: Buffer) -> None:
-        """A pass has ended that is not exchanged yet: let the script see this rank's gradient."""
+    def show(self, buffer: Buffer) -> None:
+        """After a pass that is not exchanged yet: write this rank's gradient to the buffer, for the script to read."""
         new = self._rows[self._num_shown :]
         if not new:
             return
-        held = unit.parameters[0].grad is not None
+        held = buffer.parameters[0].grad is not None
         if self._before is None:
-            self._before = unit.flat.clone() if held else torch.zeros_like(unit.flat)
+            self._before = buffer.flat.clone() if held else torch.zeros_like(buffer.flat)
         if not held:
-            unit.flat.zero_()
-        if unit.scale is None:
-            unit.scale = new[0].weight
+            buffer.flat.zero_()
+        if buffer.scale is None:
+            buffer.scale = new[0].weight
         for rows in new:
-            self._add_product(rows.values.to(unit.flat.dtype), unit.flat, rows.weight / unit.scale)
-        unit.point()
+            self._add_product(rows.values.to(buffer.flat.dtype), buffer.flat, rows.weight / buffer.scale)
+        buffer.point()
         self._num_shown = len(self._rows)
 
-    def close(self, unit: Buffer) -> bool:
-        """Whether there are rows to send; the unit is left with what these are to be added to."""
+    def close(self, buffer: Buffer) -> bool:
+        """Whether there are rows to send; leaves in the buffer what their product is added to."""
         if self._num_shown:
-            gradient = unit.parameters[0].grad
+            gradient = buffer.parameters[0].grad
             if gradient is None or not gradient.any():
                 del self._rows[: self._num_shown]
             elif self._before is not None:
-                unit.flat.copy_(self._before)
+                buffer.flat.copy_(self._before)
             self._num_shown, self._before = 0, None
         return bool(self._rows)
 
@@ -161,7 +165,7 @@ class Factors:
         return Round(kind=GATHER, tensors=(wire.reshape(-1),))
 
     def decode(self, received: Sequence[Tensor], flat: Tensor) -> None:
-        """Add the product to what is there."""
+        """Add the product of all ranks' rows to `flat`."""
         rows = torch.cat(list(received)).view(-1, self._outputs + self._inputs)
         self._add_product(rows, flat, 1.0)
         self._on_rebuild(2.0 * (len(rows) - self._num_own) * self._outputs * self._inputs)
@@ -186,20 +190,20 @@ def _forward(module: nn.Linear, factors: Factors, x: Tensor) -> Tensor:
 
 
 def _check_hooks(module: nn.Linear) -> None:
-    """A hook on a gradient would be called with None: the layer's backward pass forms none."""
+    """Refuse hooks on gradients: they would be called with None, as the layer's backward pass forms no gradient."""
     with raw():
         hooks = [hook for p in module.parameters(recurse=False) for hook in (p._backward_hooks or {}).values()]
     if any(not str(getattr(hook, "__module__", "")).startswith("autotune.") for hook in hooks):
         raise SpecError(
-            f"{module} has a hook on a parameter's gradient, which sufficient factors do not form: take the layer out of the "
-            "plan's factors"
+            f"{module} has a hook on a parameter's gradient, which sufficient factors do not form: take the layer "
+            "out of the plan's factors"
         )
 
 
 def factored_layers(
     model: nn.Module, names: Sequence[str], make: Callable[[nn.Linear], Factors], *, skip_frozen: bool = False
 ) -> dict[int, Factors]:
-    """The factors of the named layers, by the ids of their parameters. `skip_frozen`: a layer may have been frozen since."""
+    """The factors of the named layers, by the ids of their parameters. `skip_frozen`: leave out frozen layers."""
     modules, owners = (
         dict(model.named_modules()),
         Counter(id(p) for m in model.modules() for p in m._parameters.values()),

@@ -1,16 +1,18 @@
-"""The largest values of a unit and where they stand; the rest stays behind until it has grown.
+"""The largest values of a fusion buffer and their indices; the rest stays in the residual until it has grown.
 
-Aji and Heafield, "Sparse Communication for Distributed Gradient Descent" (2017); with the error fed back it converges like
-plain SGD (Stich et al., 2018). Each rank chooses its own values, so a sum on the way is not possible: everybody gathers
-everybody's values and adds them in rank order, the same on all ranks. What a rank receives grows with the number of ranks.
+Aji and Heafield, "Sparse Communication for Distributed Gradient Descent" (2017); with error feedback it converges like
+plain SGD (Stich et al., 2018). Each rank chooses its own values, so an all-reduce cannot sum them: every rank gathers
+the values of all ranks and adds them in rank order, the same on all ranks. What a rank receives grows with the number
+of ranks.
 
-Left out: momentum correction and warm-up of the share (Lin et al., "Deep Gradient Compression", 2018), which belong to the
-optimizer, and choosing by a sampled threshold, which would send a number of values that nobody can foretell.
+Left out: momentum correction and warm-up of the share (Lin et al., "Deep Gradient Compression", 2018), which belong to
+the optimizer, and selection by a sampled threshold, with which the number of values sent could not be predicted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,9 +20,13 @@ from torch import Tensor
 from autotune.runtime.codecs.protocol import GATHER, Round
 from autotune.workloads.plan.wire import INDEX_BYTES, top_count
 
+if TYPE_CHECKING:
+    from autotune.runtime.codecs.factory import BufferShape
+    from autotune.workloads.plan import CompressionPlan
+
 
 class TopK:
-    """Of one unit. See `error_feedback.Lossy`."""
+    """The codec of one fusion buffer. See `error_feedback.Lossy`."""
 
     name = "topk"
 
@@ -37,7 +43,7 @@ class TopK:
     def receive(self, received: Sequence[Tensor], owed: Tensor, flat: Tensor) -> None:  # noqa: ARG002 - nothing to add
         flat.zero_()
         for wire in received:
-            # Copies begin where their types may, wherever the received bytes begin.
+            # `view` needs aligned memory, which a slice of the received bytes may not have: copy.
             values, places = wire.split((self._count * flat.element_size(), self._count * INDEX_BYTES))
             flat.index_add_(0, places.clone().view(torch.int32), values.clone().view(flat.dtype))
 
@@ -46,7 +52,7 @@ class TopK:
 
 
 def largest(values: Tensor, count: int) -> Tensor:
-    """The places of the `count` largest magnitudes, rising; of equals the first. What is not finite counts as largest."""
+    """The indices of the `count` largest magnitudes, ascending; of equals the first. Not finite counts as largest."""
     if count == 0:
         return torch.zeros(0, dtype=torch.int64, device=values.device)
     magnitudes = values.abs().nan_to_num_(nan=torch.inf, posinf=torch.inf)
@@ -54,3 +60,8 @@ def largest(values: Tensor, count: int) -> Tensor:
     above = (magnitudes > least).nonzero().squeeze(1)
     equal = (magnitudes == least).nonzero().squeeze(1)
     return torch.cat((above, equal[: count - above.numel()])).sort().values
+
+
+def make(compression: CompressionPlan, buffer: BufferShape) -> TopK:
+    """As a plan names it."""
+    return TopK(buffer.num_values, compression.top_share)

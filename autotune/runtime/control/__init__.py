@@ -1,1 +1,1 @@
-"""The control plane: MPI, the launcher, small messages between ranks."""
+"""The control plane: MPI, the launcher, control channels between ranks, step directives."""

@@ -1,8 +1,9 @@
-"""The line between rank 0 and the others on which the order of exchanges is agreed: small messages over TCP.
+"""Control channels between rank 0 and every other rank: small JSON messages over TCP.
 
-Not MPI, where nobody can wait without spinning or sleeping, and not gloo, where a receive cannot be given up and a message
-waits behind the gradients on the same connection. A closed connection also is how ranks learn at once that one is gone.
-Framing is `multiprocessing.connection`'s; a token that rank 0 tells the ranks over their process group keeps others out.
+MPI is not used here because a blocking MPI receive spins. Gloo is not used because a receive cannot be cancelled, and a
+control message would queue behind the gradients on the same connection. A closed connection also tells a rank at once
+that its peer is gone. `multiprocessing.connection` does the framing. Rank 0 shares a random token over the process
+group and rejects connections that do not send it.
 """
 
 from __future__ import annotations
@@ -25,26 +26,30 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
 
-_CARD_BYTES = 256
-_OPEN_S, _CALLER_S = 30.0, 5.0
+_TEXT_BYTES = 256
+_OPEN_S, _TOKEN_S = 30.0, 5.0
 _TOKEN_BYTES = 16
-_MOST_BYTES = 2**20
+_MAX_MESSAGE_BYTES = 2**20
 
 
-class LineError(RuntimeError):
-    """The line could not be opened, or is broken."""
+class ChannelError(RuntimeError):
+    """A control channel could not be opened."""
 
 
-class Line:
-    """One end. Messages are JSON-able values; any thread may send, one receives."""
+class ControlChannel:
+    """One end of a connection. Messages are JSON-able values.
 
-    def __init__(self, wire: socket.socket) -> None:
-        if wire.family != socket.AF_UNIX:
-            wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        wire.setblocking(True)
-        self._socket = wire
+    Threads: any thread may call `send` (a lock keeps messages whole) and `shut_down`. One thread at a time may call
+    `receive`. `close` is called after that thread has ended.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setblocking(True)
+        self._socket = sock
         self._sending = threading.Lock()
-        self.connection = Connection(os.dup(wire.fileno()))
+        self.connection = Connection(os.dup(sock.fileno()))
 
     def send(self, message: Any) -> None:
         data = json.dumps(message).encode()
@@ -52,90 +57,92 @@ class Line:
             self.connection.send_bytes(data)
 
     def receive(self) -> Any:
-        """The next message; EOFError once the other end is gone."""
+        """Block until the next message; raise EOFError once the other end is gone."""
         try:
-            return json.loads(self.connection.recv_bytes(_MOST_BYTES))
+            return json.loads(self.connection.recv_bytes(_MAX_MESSAGE_BYTES))
         except OSError as error:
             raise EOFError from error
 
-    def cut(self) -> None:
-        """Wake up whoever waits at either end."""
-        with suppress(OSError):  # the other end was quicker
+    def shut_down(self) -> None:
+        """Stop both directions: `receive` raises EOFError at both ends."""
+        with suppress(OSError):  # the other end has done so already
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self.cut()
+        self.shut_down()
         self._socket.close()
         self.connection.close()
 
 
-def open_lines(group: dist.ProcessGroup) -> list[Line]:
-    """On rank 0 a line to every other rank, in their order; elsewhere the one to rank 0. Called by all ranks together."""
-    hosts = _share(group, socket.gethostname())
+def open_channels(group: dist.ProcessGroup) -> list[ControlChannel]:
+    """On rank 0 the channels to ranks 1, 2, ... in this order; on other ranks the one channel to rank 0. Collective."""
+    hosts = _all_gather_text(group, socket.gethostname())
     if group.rank() == 0:
         return _accept_all(group, "127.0.0.1" if len(set(hosts)) == 1 else _own_address())
-    address, port, token = json.loads(_share(group, "")[0])
-    wire = socket.create_connection((address, port), timeout=_OPEN_S)
-    line = Line(wire)
-    line.send([token, group.rank()])
-    return [line]
+    address, port, token = json.loads(_all_gather_text(group, "")[0])
+    sock = socket.create_connection((address, port), timeout=_OPEN_S)
+    channel = ControlChannel(sock)
+    channel.send([token, group.rank()])
+    return [channel]
 
 
-class Switchboard:
-    """Several lines, and one who listens to all of them."""
+class ChannelSelector:
+    """Waits on several channels at once. Threads: one calls `ready` and `drop`; any thread may read the length."""
 
-    def __init__(self, lines: Iterable[Line]) -> None:
-        self._lines, self._selector = set(lines), selectors.DefaultSelector()
-        for line in self._lines:
-            self._selector.register(line.connection, selectors.EVENT_READ, line)
+    def __init__(self, channels: Iterable[ControlChannel]) -> None:
+        self._channels, self._selector = set(channels), selectors.DefaultSelector()
+        for channel in self._channels:
+            self._selector.register(channel.connection, selectors.EVENT_READ, channel)
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self._channels)
 
-    def ready(self) -> list[Line]:
-        """Those with something to receive; waits for the first."""
+    def ready(self) -> list[ControlChannel]:
+        """Block until at least one channel is readable; return all that are."""
         return [key.data for key, _ in self._selector.select()]
 
-    def drop(self, line: Line) -> None:
-        """It is not listened to any more."""
-        self._lines.remove(line)
-        self._selector.unregister(line.connection)
+    def drop(self, channel: ControlChannel) -> None:
+        """Stop waiting on this channel."""
+        self._channels.remove(channel)
+        self._selector.unregister(channel.connection)
 
     def close(self) -> None:
         self._selector.close()
 
 
-def _accept_all(group: dist.ProcessGroup, address: str) -> list[Line]:
+def _accept_all(group: dist.ProcessGroup, address: str) -> list[ControlChannel]:
     token = secrets.token_hex(_TOKEN_BYTES)
-    lines: dict[int, Line] = {}
+    channels: dict[int, ControlChannel] = {}
     with socket.create_server((address, 0)) as server:
-        _share(group, json.dumps([address, server.getsockname()[1], token]))
+        _all_gather_text(group, json.dumps([address, server.getsockname()[1], token]))
         deadline = time.monotonic() + _OPEN_S
-        while len(lines) < group.size() - 1:
+        while len(channels) < group.size() - 1:
             server.settimeout(max(deadline - time.monotonic(), 0.001))
             try:
-                wire, _ = server.accept()
+                sock, _ = server.accept()
             except TimeoutError as error:
-                raise LineError(f"{group.size() - 1 - len(lines)} ranks did not call within {_OPEN_S:g} s") from error
-            line = Line(wire)
-            if (rank := _caller(line, token)) is not None:
-                lines[rank] = line
+                raise ChannelError(
+                    f"{group.size() - 1 - len(channels)} ranks did not connect within {_OPEN_S:g} s"
+                ) from error
+            channel = ControlChannel(sock)
+            if (rank := _peer_rank(channel, token)) is not None:
+                channels[rank] = channel
             else:
-                line.close()
-    return [lines[rank] for rank in range(1, group.size())]
+                channel.close()
+    return [channels[rank] for rank in range(1, group.size())]
 
 
-def _caller(line: Line, token: str) -> int | None:
-    """The rank that calls; None for a stranger."""
+def _peer_rank(channel: ControlChannel, token: str) -> int | None:
+    """The rank of the process that has connected; None if it did not send the token."""
     try:
-        given, rank = line.receive() if line.connection.poll(_CALLER_S) else ("", 0)
+        given, rank = channel.receive() if channel.connection.poll(_TOKEN_S) else ("", 0)
     except (EOFError, TypeError, ValueError):
         return None
     return int(rank) if hmac.compare_digest(str(given).encode(), token.encode()) else None
 
 
 def _own_address() -> str:
-    """Where the others reach this host: gloo's interface if one is set, else as gloo finds it, by the host's name."""
+    """This host's address for other hosts: that of gloo's interface if one is set, else, as in gloo, of its name."""
     if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
         for known in psutil.net_if_addrs().get(interface, []):
             if known.family == socket.AF_INET:
@@ -143,13 +150,13 @@ def _own_address() -> str:
     return socket.gethostbyname(socket.gethostname())
 
 
-def _share(group: dist.ProcessGroup, text: str) -> list[str]:
-    """Every rank's short text, on every rank."""
-    card = torch.zeros(_CARD_BYTES, dtype=torch.uint8)
+def _all_gather_text(group: dist.ProcessGroup, text: str) -> list[str]:
+    """All-gather one short text per rank."""
+    own = torch.zeros(_TEXT_BYTES, dtype=torch.uint8)
     data = text.encode()
-    if len(data) > _CARD_BYTES:
-        raise LineError(f"{text!r} is longer than {_CARD_BYTES} bytes")
-    card[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else 0
-    cards = [torch.empty_like(card) for _ in range(group.size())]
-    group.allgather([cards], [card], AllgatherOptions()).wait()
-    return [bytes(one.tolist()).rstrip(b"\0").decode() for one in cards]
+    if len(data) > _TEXT_BYTES:
+        raise ChannelError(f"{text!r} is longer than {_TEXT_BYTES} bytes")
+    own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else 0
+    gathered = [torch.empty_like(own) for _ in range(group.size())]
+    group.allgather([gathered], [own], AllgatherOptions()).wait()
+    return [bytes(one.tolist()).rstrip(b"\0").decode() for one in gathered]

@@ -1,4 +1,4 @@
-"""Start mpirun ourselves (`--ranks N`), visibly: the command is returned to be printed, then this process becomes it."""
+"""`--ranks N` starts mpirun: the command is returned, for the caller to print, and then replaces this process."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import NoReturn
 from autotune.workloads.errors import MissingDependencyError
 
 NO_FABRIC = ("--mca", "btl", "^ofi")
-"""Open MPI takes a second to look for a fast network between machines, which there is none of within one."""
+"""Open MPI takes a second to search for a fast network between hosts; the ranks of one host need none."""
 
 
 def find_mpirun() -> str | None:
-    """The mpirun beside this Python (where the wheels put it), or on the path."""
+    """The mpirun beside this Python (where the wheels install it), else the first on the path."""
     beside = Path(sys.executable).parent / "mpirun"
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
 def mpi_flavour(mpirun: str) -> str:
     """ "openmpi" or "mpich": their options differ."""
-    answer = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=30, check=False)  # noqa: S603 - found above
+    answer = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=30, check=False)  # noqa: S603 - found by find_mpirun
     text = (answer.stdout + answer.stderr).lower()
     return "mpich" if "hydra" in text or "mpich" in text else "openmpi"
 

@@ -1,8 +1,8 @@
-"""The control plane: the only door to mpi4py. Rank 0 leads; the others take orders and report.
+"""Collectives of the control plane over MPI. No other module imports mpi4py.
 
-Messages are small JSON-able values. Nobody waits inside MPI, where a waiting rank spins at full speed and slows the
-ranks that work: all waits here poll with a short sleep. An exception that escapes on any rank ends the whole job, with
-one message that names the rank.
+Messages are small JSON-able values. A blocking MPI call spins at full speed and slows the ranks that compute, so every
+wait polls with a short sleep instead. An exception that escapes on any rank aborts the whole job, with one message that
+names the rank.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from autotune.workloads.errors import AutotuneError, SpecError
 
 _POLL_S = 0.0005
 _TAG_DOWN, _TAG_UP, _TAG_CLOCK = 1, 2, 3
-_CLOCK_QUESTIONS = 20
+_NUM_CLOCK_READINGS = 20
 _PR_SET_PDEATHSIG = 1
 _LATER_S = 1.0
-"""How long other ranks let rank 0 speak first."""
+"""How long other ranks wait before they print an error, so that that of rank 0 comes first."""
 
 
 class RankSilentError(AutotuneError):
@@ -30,7 +30,7 @@ class RankSilentError(AutotuneError):
 
 
 class Control:
-    """This process's place in the job, and its line to the others."""
+    """The rank of this process, the number of ranks, and their collectives. Called by the main thread of each rank."""
 
     def __init__(self, comm: Any) -> None:
         self._comm = comm
@@ -39,7 +39,7 @@ class Control:
 
     @property
     def comm(self) -> Any:
-        """MPI's communicator of all ranks."""
+        """The MPI communicator of all ranks."""
         return self._comm
 
     @property
@@ -54,7 +54,7 @@ class Control:
         return message
 
     def gather(self, message: Any, *, timeout_s: float | None = None) -> list[Any] | None:
-        """Every rank's message on rank 0, None elsewhere. Raises RankSilentError naming who did not answer in time."""
+        """Every rank's message on rank 0, None elsewhere. Raises RankSilentError if a rank does not answer in time."""
         if not self.is_leader:
             self._finish([self.comm.isend(message, dest=0, tag=_TAG_UP)])
             return None
@@ -66,26 +66,26 @@ class Control:
         return list(self.broadcast(self.gather(message)))
 
     def clock_offset(self, clock: Callable[[], float] = time.monotonic) -> tuple[float, float]:
-        """How far this rank's clock is ahead of rank 0's, and how wrong that may be; called by all ranks together.
+        """How far this rank's clock is ahead of rank 0's, and the error bound of that; called by all ranks together.
 
-        Each rank in turn is asked for its time again and again; the quickest answer bounds the error by half its round
-        trip (Cristian, 1989). For once waits are not slept: a sleep would be the error.
+        Rank 0 requests the time of one rank after another, several times each. The shortest round trip bounds the error
+        by half its length (Cristian, 1989). These waits do not sleep: a sleep would add to the error.
         """
         found = (0.0, 0.0)
         for rank in range(1, self.size):
             if self.is_leader:
-                answers = [self._ask_time(rank, clock) for _ in range(_CLOCK_QUESTIONS)]
-                offset = min(answers, key=lambda answer: answer[1])
+                readings = [self._read_clock(rank, clock) for _ in range(_NUM_CLOCK_READINGS)]
+                offset = min(readings, key=lambda reading: reading[1])
                 self.comm.send(offset, dest=rank, tag=_TAG_CLOCK)
             elif self.rank == rank:
-                for _ in range(_CLOCK_QUESTIONS):
+                for _ in range(_NUM_CLOCK_READINGS):
                     self.comm.recv(source=0, tag=_TAG_CLOCK)
                     self.comm.send(clock(), dest=0, tag=_TAG_CLOCK)
                 found = self.comm.recv(source=0, tag=_TAG_CLOCK)
             self.share(None)
         return found
 
-    def _ask_time(self, rank: int, clock: Callable[[], float]) -> tuple[float, float]:
+    def _read_clock(self, rank: int, clock: Callable[[], float]) -> tuple[float, float]:
         begun = clock()
         self.comm.send(None, dest=rank, tag=_TAG_CLOCK)
         theirs = float(self.comm.recv(source=rank, tag=_TAG_CLOCK))
@@ -104,14 +104,14 @@ class Control:
             time.sleep(_POLL_S)
 
     def abort(self, exit_code: int) -> NoReturn:
-        """End every rank of the job at once. Whatever must survive is on disk already."""
+        """End every rank of the job at once. The results that must survive are on disk already."""
         sys.stdout.flush()
         sys.stderr.flush()
         self.comm.Abort(exit_code)
         os._exit(exit_code)
 
 
-class Alone(Control):
+class SingleRank(Control):
     """A job of one process, started without mpirun: MPI is loaded only if a plan's transport is MPI."""
 
     def __init__(self) -> None:
@@ -125,9 +125,9 @@ class Alone(Control):
 
 
 def start_control() -> Control:
-    """Join the MPI job (a job of one, if started without mpirun)."""
+    """Join the MPI job (a job of one rank if started without mpirun)."""
     if launched_ranks() is None:
-        return Alone()
+        return SingleRank()
     _die_with_parent()
     from mpi4py import MPI  # noqa: PLC0415 - importing it joins the job
 
@@ -135,7 +135,7 @@ def start_control() -> Control:
 
 
 def launched_rank() -> int:
-    """This process's rank under mpirun, 0 outside; known without touching MPI."""
+    """This process's rank under mpirun, 0 outside; read from the environment, without MPI."""
     for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"):
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
@@ -143,7 +143,7 @@ def launched_rank() -> int:
 
 
 def launched_ranks() -> int | None:
-    """How many ranks mpirun started, or None outside mpirun; known without touching MPI."""
+    """How many ranks mpirun started, or None outside mpirun; read from the environment, without MPI."""
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE"):
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
@@ -151,7 +151,7 @@ def launched_ranks() -> int | None:
 
 
 def check_launcher() -> None:
-    """Refuse a script that another launcher has started several times: each process would be a job of its own."""
+    """Refuse a script that another launcher has started several times: each process would be a job of one rank."""
     size = os.environ.get("WORLD_SIZE", "")
     if launched_ranks() is None and size.isdigit() and int(size) > 1:
         raise SpecError(
@@ -160,8 +160,8 @@ def check_launcher() -> None:
         )
 
 
-def speak_briefly() -> None:
-    """On all ranks but the first, an error that all ranks have in common is one line, not a traceback each."""
+def shorten_shared_errors() -> None:
+    """On ranks other than 0 print an error that all ranks have in common as one line, not as a traceback."""
     if not launched_rank():
         return
     usual = sys.excepthook
@@ -177,6 +177,6 @@ def speak_briefly() -> None:
 
 
 def _die_with_parent() -> None:
-    """On Linux, end with mpirun: killing it hard would otherwise leave its ranks running."""
+    """On Linux, end with mpirun: a SIGKILL of mpirun would otherwise leave its ranks running."""
     if launched_ranks() is not None and sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,1 +1,1 @@
-"""Which samples each rank reads, and in which order."""
+"""The samples that each rank reads, and their order."""

@@ -1,4 +1,4 @@
-"""What a script asks `job.batches()` for, checked: which data, in which order, read how."""
+"""The arguments of `job.batches()`, checked: the data set, the order of samples, and the loading."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class Request:
 
     dataset: Any
     is_stream: bool
-    """Iterable-style: no length, or no indices."""
+    """Iterable-style: without length or indexing."""
     shuffle: bool
     sampler: Iterable[int] | None
-    """The order of an epoch, if it is neither shuffled nor that of the data set."""
+    """The order of an epoch, where it is neither shuffled nor that of the data set."""
     drop_last: bool
     extra_seed: int
-    """Of a DistributedSampler, added to that of the job."""
+    """The seed of a DistributedSampler, added to that of the job."""
     work: Sequence[float] | Tensor | None
     loss_weights: Sequence[float] | Tensor | None
     loading: Loading
 
     def same_source(self, other: Request) -> bool:
-        """Whether epochs of one count on in those of the other. A collate_fn that is made anew has the name it had."""
+        """Whether both requests share one count of epochs. Two collate_fn of the same name are the same."""
         return self.dataset is other.dataset and self._key() == other._key()
 
     def _key(self) -> tuple[Any, ...]:
@@ -52,7 +52,7 @@ class Request:
 
 
 def read_request(source: Any, global_batch: int, given: dict[str, Any]) -> Request:
-    """The arguments of a call; those that are given with a DataLoader come before its own."""
+    """The request of a call; its arguments override those of a DataLoader."""
     how = {name: value for name, value in given.items() if value is not None}
     _check_names(how)
     if isinstance(source, DataLoader):
@@ -108,7 +108,7 @@ def _is_stream(source: Any) -> bool:
     name = type(source).__name__
     if hasattr(source, "__next__"):
         raise SpecError(
-            f"job.batches() was given a {name}, which can be gone through only once: give an object whose __iter__ starts "
+            f"job.batches() was given a {name}, which can be iterated only once: give an object whose __iter__ starts "
             "anew, or a list of its samples"
         )
     if isinstance(source, IterableDataset):
@@ -130,7 +130,7 @@ def _check_stream(source: Any, how: dict[str, Any]) -> None:
         "sampler": "samples cannot be picked by index",
         "work": "samples are not known before they are read",
         "loss_weights": "samples are not known before they are read",
-        "num_workers": "every rank goes through the whole of it, which workers cannot divide; it must be 0",
+        "num_workers": "every rank reads the whole stream, which workers cannot divide; it must be 0",
     }
     for argument, reason in reasons.items():
         value = how.get(argument)

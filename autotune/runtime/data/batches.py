@@ -1,7 +1,7 @@
-"""The batches of one rank: which samples (`sample_order`), read now or ahead (`prefetch`), from which step on.
+"""The batches of one rank: their samples (`sample_order`), read when needed or ahead (`prefetch`).
 
-The split a step is fetched under is by definition the one it is used under: `take(step)` is a pure function of the step and
-of the splits that all ranks have agreed on, so any rank can resume anywhere.
+A step is always read under the split under which it is used: `take(step)` is a pure function of the step and of the
+splits that all ranks agree on, so any rank can resume at any step.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from autotune.workloads.workload import Workload
 
 READ_WHEN_NEEDED = Loading()
 _BEFORE = {"order": "shuffled", "drop_last": False}
-"""What checkpoints without these entries were made with."""
+"""The values of checkpoints without these entries."""
 
 
 class Batches:
     """The batches of one rank, of a map-style data set that is the same on every rank."""
 
-    def __init__(  # noqa: PLR0913 - what batches are made of
+    def __init__(  # noqa: PLR0913 - the parts of batches
         self,
         dataset: Dataset[Any],
         samples: Sequence[int],
@@ -41,7 +41,7 @@ class Batches:
         min_samples: int = 1,
         orders: Orders | None = None,
     ) -> None:
-        """`work` and `loss_weights`: one number for each sample, see `SampleOrder`, as for `min_samples` and `orders`."""
+        """`work`, `loss_weights` (a number per sample), `min_samples`, `orders`: see `SampleOrder`."""
         self._dataset, self._loading = dataset, loading
         self.num_samples = len(cast("Sized", dataset))  # map-style data sets have a length
         self.order = SampleOrder(
@@ -56,17 +56,17 @@ class Batches:
         )
         self.global_batch = self.order.global_batch
         self.next_step = 0
-        """The one after the last that was taken."""
+        """The step after the last one that was taken."""
         self._worker_seed = (seed * 1_000_003 + rank) % 2**63
         self._ahead = self._prefetch()
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of one epoch."""
+        """The number of batches of an epoch."""
         return self.order.orders.num_steps()
 
     def begin(self, epoch: int, resumed: int | None = None) -> range:
-        """The steps of an epoch that all ranks are about to go through: see `Orders.begin`."""
+        """The steps of an epoch that all ranks begin: see `Orders.begin`."""
         return self.order.orders.begin(epoch, resumed)
 
     def use(
@@ -75,7 +75,7 @@ class Batches:
         work: Sequence[float] | Tensor | None = None,
         loss_weights: Sequence[float] | Tensor | None = None,
     ) -> None:
-        """Read and weigh like this from here on."""
+        """Set the loading and the weights of the following batches."""
         self.order.weigh(work, loss_weights)
         if loading != self._loading:
             self.close()
@@ -84,7 +84,7 @@ class Batches:
         self._changed()
 
     def take(self, step: int) -> tuple[Any, int, int]:
-        """The batch of this rank in `step` (None where it has no samples), its size, and the size over all ranks."""
+        """The batch of this rank in `step` (None without samples), its size, and the size over all ranks."""
         part = self.order.part(step)
         self.next_step = step + 1
         if self._ahead is not None:
@@ -94,22 +94,22 @@ class Batches:
         return batch, len(part.indices), part.total
 
     def part(self, step: int) -> Part:
-        """This rank's samples in `step`, their work, and what its loss counts."""
+        """This rank's samples in `step`, their work, and the weight of its loss."""
         return self.order.part(step)
 
     def equivalent_samples(self, part: Part) -> float:
-        """How many samples of mean work its work is."""
+        """The work of a part, in samples of mean work."""
         return part.work / self.order.mean_work
 
     def indices(self, step: int) -> tuple[Tensor, int]:
-        """Which samples of the data set this rank takes in `step`, and how many all ranks take together."""
+        """The indices of this rank's samples in `step`, and the number of samples of all ranks."""
         part = self.order.part(step)
         return part.indices, part.total
 
     def fetch(self, indices: Tensor) -> Any:
-        """Those samples of the data set, as one batch, read here and now."""
+        """Read these samples of the data set as one batch."""
         if isinstance(self._dataset, TensorDataset) and self._loading.collate_fn is None:
-            return self._loading.pin(self._dataset[cast("int", indices)])  # a tensor of indices is fine
+            return self._loading.pin(self._dataset[cast("int", indices)])  # it accepts a tensor of indices
         many = getattr(self._dataset, "__getitems__", None)
         listed = indices.tolist()
         return self._loading.pin(
@@ -117,20 +117,20 @@ class Batches:
         )
 
     def filler(self, num_samples: int) -> Any:
-        """A batch for a rank that has no samples in a step: the first of the data set, which do not count there."""
+        """A batch for a rank without samples in a step: the first of the data set, with weight 0."""
         return self.fetch(torch.arange(num_samples) % self.num_samples)
 
     def resplit(self, from_step: int, samples: Sequence[int]) -> None:
-        """Divide batches like this from `from_step` on, a step that no rank has taken yet. All ranks say the same.
+        """Split batches like this from `from_step` on, which no rank has taken; the same call on all ranks.
 
-        What was fetched ahead for other samples is fetched again.
+        Batches that were read ahead under another split are read again.
         """
         check_not_taken(from_step, self.next_step)
         self.order.resplit(from_step, samples)
         self._changed()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training stands in the data: the next step, and the splits from there on."""
+        """The position of training in the data: the next step, and the splits from there on."""
         return {
             "next_step": self.next_step,
             "splits": self.order.splits.state(self.next_step),
@@ -139,9 +139,9 @@ class Batches:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; on another number of ranks with the split that this object was made with.
+        """Resume; on another number of ranks with the split that this object was made with.
 
-        Seed, data, order and global batch must be the same: they decide which samples the steps before have used.
+        Seed, data, order and global batch must be the same: they determine the samples of the previous steps.
         """
         check_same(_BEFORE | state, self._identity())
         self.order.load(state)
@@ -176,7 +176,7 @@ class Batches:
 
 
 def check_same(state: dict[str, Any], own: dict[str, Any]) -> None:
-    """Refuse a checkpoint of other data, or of another order."""
+    """Refuse a checkpoint of other data or of another order."""
     for name, value in own.items():
         if state.get(name) != value:
             raise SpecError(
@@ -186,9 +186,9 @@ def check_same(state: dict[str, Any], own: dict[str, Any]) -> None:
 
 
 def batches_of(workload: Workload, samples: Sequence[int], rank: int, *, seed: int) -> Batches:
-    """The batches of a workload, read and weighted as it says: see `Workload`."""
+    """The batches of a workload, with its loading and weights: see `Workload`."""
     dataset = workload.dataset()
-    offers: dict[str, Any] = {name: getattr(workload, name, None) for name in ("work", "loss_weights")}
+    functions: dict[str, Any] = {name: getattr(workload, name, None) for name in ("work", "loss_weights")}
     loading = Loading(num_workers=getattr(workload, "num_workers", 0), collate_fn=getattr(workload, "collate", None))
-    given = {name: function(dataset) for name, function in offers.items() if function is not None}
+    given = {name: function(dataset) for name, function in functions.items() if function is not None}
     return Batches(dataset, samples, rank, seed=seed, loading=loading, **given)

@@ -1,8 +1,8 @@
-"""Samples of unequal work (tokens) are dealt instead of sliced.
+"""The assignment of samples of unequal work (tokens) to ranks, instead of slices of a batch.
 
-The largest first, each to the rank that would be done with it earliest if ranks were as fast as their shares (the
-longest-processing-time rule on uniform machines; Gonzalez, Ibarra and Sahni, 1977). A rank's number of samples then varies
-from step to step, its share of the work does not.
+Longest processing time first on uniform machines (Gonzalez, Ibarra and Sahni, 1977): in order of decreasing work, each
+sample goes to the rank that would finish it earliest if the speeds of ranks were their shares. The number of samples of a
+rank then varies from step to step, its share of the work does not.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 
 
 def deal(work: Tensor, shares: Sequence[int], min_samples: int = 1) -> Tensor:
-    """The rank of each of these samples, such that the work of ranks is as their shares; one without a share gets none.
+    """The rank of each sample, such that the work of ranks is proportional to their shares; a share of 0 gets none.
 
-    A rank that has any has `min_samples` at least, where there are so many.
+    A rank with any samples has at least `min_samples`, where there are that many.
     """
     able = [rank for rank, share in enumerate(shares) if share > 0]
     speeds = np.array([shares[rank] for rank in able], dtype=np.float64)
@@ -34,8 +34,8 @@ def deal(work: Tensor, shares: Sequence[int], min_samples: int = 1) -> Tensor:
 
 
 def _keep_minimum(owners: list[int], work: list[float], shares: Sequence[int], min_samples: int) -> None:
-    """A rank with too few samples gets the smallest one of the slowest rank that can spare it; if none can, it hands on
-    its own. Each round leaves fewer ranks or fewer missing samples, so there is a last one.
+    """A rank with too few samples gets the smallest one of the most loaded rank that has more than the minimum. If there is
+    no such rank, it passes on its own samples. Each iteration reduces the ranks or the missing samples, so the loop ends.
     """
     while True:
         held: dict[int, list[int]] = {rank: [] for rank in sorted(set(owners))}

@@ -1,4 +1,4 @@
-"""What both kinds of data sets share: the batch that a rank is given, and epochs that count themselves."""
+"""Shared by both kinds of data sets: the batch of a rank, and the count of epochs."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ class Dealt:
 
     batch: Any
     weight: float
-    """What its mean loss counts in that of the whole batch; 0 where it does not count. Those of all ranks sum to 1."""
+    """The weight of its mean loss in that of the whole batch; 0 for a filler batch. The weights of all ranks sum to 1."""
     step: int
-    """Counts on from epoch to epoch."""
+    """Counted over all epochs."""
     num_samples: int
-    """Of this rank, those that count."""
+    """Samples of this rank, without those of weight 0."""
 
 
 class EpochCount:
-    """Which epoch an iteration goes through: the next one, unless the script says."""
+    """The epoch of an iteration: the next one, unless the script gives it."""
 
     def __init__(self) -> None:
         self._begun = -1
         self._resumed: tuple[int, int] | None = None
 
     def begin(self, epoch: int | None) -> tuple[int, int | None]:
-        """The epoch, and the step to go on from if a checkpoint was made in it. One that is left early counts, too."""
+        """The epoch, and the step to resume at if a checkpoint was made in it. An epoch that is left early counts too."""
         if epoch is not None and epoch < 0:
             raise SpecError(f"epoch is {epoch}: epochs are counted from 0")
         resumed, self._resumed = self._resumed, None
@@ -39,5 +39,5 @@ class EpochCount:
         return epoch, resumed[1] if resumed is not None and resumed[0] == epoch else None
 
     def resume(self, epoch: int, next_step: int) -> None:
-        """The next iteration goes on there."""
+        """The next iteration resumes there."""
         self._resumed = (epoch, next_step)

@@ -1,8 +1,8 @@
-"""An iterable-style data set, as a script goes through it.
+"""An iterable-style data set of a script.
 
-Every rank goes through the same stream and keeps its slice of each global batch, by the split that holds in that step. The
-batch after the one in use is read already: so the last one is known as such, and a checkpoint that is made in it goes on
-with the next epoch. A checkpoint in mid-epoch starts the stream anew and skips what was used.
+Every rank reads the same stream and keeps its slice of each global batch, by the split of that step. One batch is read
+ahead, so the last batch is recognized as such, and a checkpoint made in it resumes with the next epoch. A checkpoint within
+an epoch restarts the stream and skips the used batches.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class _Chunk:
 
     epoch: int
     first_step: int
-    """Of its epoch."""
+    """The first step of its epoch."""
     step: int
     samples: list[Any]
     is_last: bool
 
 
 class IterableData:
-    """One rank's."""
+    """The data set on one rank."""
 
     def __init__(self, request: Request, samples: Sequence[int], rank: int, *, min_samples: int = 1) -> None:
         self._dataset, self._loading = request.dataset, request.loading
@@ -42,14 +42,14 @@ class IterableData:
         self._splits, self._count = SplitHistory(samples), EpochCount()
         self._chunk: _Chunk | None = None
         self.next_step = 0
-        """The one after the last that was taken."""
+        """The step after the last one that was taken."""
         self.epoch = 0
-        """The one to go on with."""
+        """The epoch to continue with."""
         self._first_step = 0
-        """Of that epoch."""
+        """The first step of that epoch."""
 
     def steps(self, request: Request, epoch: int | None) -> Iterator[int]:
-        """The steps of an epoch, or what is left of it after a checkpoint."""
+        """The steps of an epoch, or its remaining steps after a checkpoint."""
         self._loading = request.loading
         epoch, resumed = self._count.begin(epoch)
         first_step = self.next_step if resumed is None else self._first_step
@@ -65,10 +65,10 @@ class IterableData:
             chunk, step = following, step + 1
 
     def deal(self, step: int) -> Dealt:
-        """This rank's batch; one that does not count where it has no samples."""
+        """The batch of this rank; one of weight 0 where it has no samples."""
         chunk = self._chunk
         assert chunk is not None
-        assert chunk.step == step, "a step is dealt when it has been read"
+        assert chunk.step == step, "deal() is called after the step has been read"
         self.next_step = step + 1
         self.epoch = chunk.epoch + chunk.is_last
         self._first_step = self.next_step if chunk.is_last else chunk.first_step
@@ -79,7 +79,7 @@ class IterableData:
         return Dealt(batch=batch, weight=len(mine) / len(whole), step=step, num_samples=len(mine))
 
     def num_steps(self, request: Request) -> int:
-        """Of an epoch, if the data set says how long it is."""
+        """The number of steps of an epoch, if the data set has a length."""
         if not hasattr(request.dataset, "__len__"):
             raise TypeError(
                 f"{type(request.dataset).__name__} is iterable-style and has no len(): how many steps an epoch has is not "
@@ -88,19 +88,19 @@ class IterableData:
         return steps_of(len(request.dataset), self._splits.global_batch, drop_last=self._drop_last)
 
     def num_samples(self, step: int) -> int:
-        """Of this rank in that step; a step that has not been read counts as a whole batch."""
+        """The samples of this rank in `step`; a step that has not been read counts as a whole batch."""
         chunk = self._chunk
         length = len(chunk.samples) if chunk is not None and chunk.step == step else self._splits.global_batch
         found = self._slice(step, length)
         return int(found.stop - found.start)
 
     def resplit(self, from_step: int, samples: Sequence[int]) -> None:
-        """Divide batches like this from `from_step` on, a step that no rank has taken yet. All ranks say the same."""
+        """Split batches like this from `from_step` on, which no rank has taken; the same call on all ranks."""
         check_not_taken(from_step, self.next_step)
         self._splits.resplit(from_step, samples)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training stands in the stream."""
+        """The position of training in the stream."""
         return {
             "next_step": self.next_step,
             "splits": self._splits.state(self.next_step),
@@ -110,7 +110,7 @@ class IterableData:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; on another number of ranks with the split that this object was made with."""
+        """Resume; on another number of ranks with the split that this object was made with."""
         check_same({"order": "shuffled"} | state, self._identity())
         self._splits.load(state["splits"])
         self.next_step, self._first_step = int(state["next_step"]), int(state["epoch_start"])
@@ -118,7 +118,7 @@ class IterableData:
         self._count.resume(self.epoch, self.next_step)
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Nothing to close."""
 
     def _identity(self) -> dict[str, Any]:
         return {"order": "stream", "global_batch": self._splits.global_batch, "drop_last": self._drop_last}
@@ -131,7 +131,7 @@ class IterableData:
         return [] if self._drop_last and len(found) < self._splits.global_batch else found
 
     def _skip_and_read(self, stream: Iterator[Any], num_batches: int) -> list[Any]:
-        """The first batch that was not used; an epoch has one at least."""
+        """The first unused batch; an epoch has at least one."""
         for _ in range(num_batches):
             self._read(stream)
         if found := self._read(stream):

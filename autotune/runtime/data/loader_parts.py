@@ -1,8 +1,8 @@
-"""What a torch DataLoader was made of, so that a script may hand over its own.
+"""The parts of a torch DataLoader, so that a script may pass its own.
 
-The plan divides global batches among ranks, so the loader itself is never iterated: its data set is read in the order that its
-sampler stands for, by workers like its own. A sampler that divides the data among ranks (DistributedSampler) only says whether
-to shuffle.
+The plan splits global batches among ranks, so the loader itself is never iterated: its data set is read in the order of its
+sampler, by workers with the same settings. A DistributedSampler, which divides the data among ranks, only states whether to
+shuffle.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SAME = ("num_workers", "worker_init_fn", "timeout", "pin_memory", "persistent_w
 
 
 def take_apart(loader: DataLoader[Any], global_batch: int) -> tuple[Any, dict[str, Any]]:
-    """Its data set, and the arguments of `job.batches()` that say the rest."""
+    """Its data set, and its other settings as arguments of `job.batches()`."""
     _check_batch_size(loader, global_batch)
     parts: dict[str, Any] = {name: getattr(loader, name) for name in _SAME}
     if loader.prefetch_factor is not None:
@@ -38,7 +38,7 @@ def take_apart(loader: DataLoader[Any], global_batch: int) -> tuple[Any, dict[st
 
 
 def order_arguments(sampler: Any, num_samples: int) -> dict[str, Any]:
-    """Samplers whose order the seed can draw: their flags. Any other is itself the order."""
+    """For a sampler whose order the seed can draw, its flags; any other sampler is itself the order."""
     if isinstance(sampler, DistributedSampler):
         return {"shuffle": sampler.shuffle, "extra_seed": sampler.seed, "drop_last": sampler.drop_last}
     if type(sampler) is SequentialSampler and len(sampler) == num_samples:

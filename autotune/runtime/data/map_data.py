@@ -1,4 +1,4 @@
-"""A data set with len() and indexing, as a script goes through it: epoch after epoch of its `Batches`."""
+"""A data set of a script with len() and indexing, read epoch by epoch through `Batches`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from autotune.runtime.data.order_sources import FixedOrders, Orders, SampledOrde
 
 
 class MapData:
-    """One rank's."""
+    """The data set on one rank."""
 
-    def __init__(  # noqa: PLR0913 - what TrainingData knows
+    def __init__(  # noqa: PLR0913 - the settings of TrainingData
         self,
         request: Request,
         samples: Sequence[int],
@@ -39,15 +39,15 @@ class MapData:
         )
 
     def steps(self, request: Request, epoch: int | None) -> Iterator[int]:
-        """The steps of an epoch, or what is left of it after a checkpoint; begun by all ranks."""
+        """The steps of an epoch, or its remaining steps after a checkpoint; begun by all ranks."""
         self._batches.use(request.loading, request.work, request.loss_weights)
-        self._ask(request)
+        self._set_sampler(request)
         epoch, resumed = self._count.begin(epoch)
         steps = self._batches.begin(epoch, resumed)
         yield from steps if resumed is None else range(resumed, steps.stop)
 
     def deal(self, step: int) -> Dealt:
-        """This rank's batch; one that does not count where it has no samples."""
+        """The batch of this rank; one of weight 0 where it has no samples."""
         batch, num_samples, _ = self._batches.take(step)
         if not num_samples:
             return Dealt(batch=self._batches.filler(self._min_samples), weight=0.0, step=step, num_samples=0)
@@ -55,22 +55,22 @@ class MapData:
         return Dealt(batch=batch, weight=weight, step=step, num_samples=num_samples)
 
     def num_steps(self, request: Request) -> int:
-        """Of an epoch."""
-        self._ask(request)
+        """The number of steps of an epoch."""
+        self._set_sampler(request)
         return self._batches.steps_per_epoch
 
     def num_samples(self, step: int) -> int:
-        """Of this rank in that step."""
+        """The samples of this rank in `step`."""
         return len(self._batches.part(step).indices)
 
     @property
     def next_step(self) -> int:
-        """The one after the last that was taken."""
+        """The step after the last one that was taken."""
         return self._batches.next_step
 
     @property
     def epoch(self) -> int:
-        """The one to go on with."""
+        """The epoch to continue with."""
         return self._batches.order.orders.epoch_at(self.next_step)
 
     def resplit(self, from_step: int, samples: Sequence[int]) -> None:
@@ -82,7 +82,7 @@ class MapData:
         return self._batches.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there, in the middle of an epoch if it was made there."""
+        """Resume, within an epoch if the checkpoint was made there."""
         self._batches.load_state_dict(state)
         self._count.resume(self.epoch, self.next_step)
 
@@ -90,8 +90,8 @@ class MapData:
         """End worker processes."""
         self._batches.close()
 
-    def _ask(self, request: Request) -> None:
-        """The sampler of this call is the one that counts: scripts make new ones."""
+    def _set_sampler(self, request: Request) -> None:
+        """Use the sampler of this call: scripts may make a new one for each epoch."""
         orders = self._batches.order.orders
         if isinstance(orders, SampledOrders) and request.sampler is not None:
             orders.sampler = request.sampler

@@ -1,8 +1,8 @@
-"""The passes of a rank in a step, as the workload's loop says: micro-batches, what each counts, and their loss.
+"""The passes of a rank in a step, by the workload's loop: micro-batches, their weights and their loss.
 
-A rank cuts its samples of a step into near-equal micro-batches (`Loop.passes`). The mean loss of each is weighted by its own
-samples over those of the whole batch, so that the sum over passes and ranks is the gradient of the mean over the batch,
-whatever the split. Batches that are read ahead are cut where they are read, in the workers.
+A rank splits its samples of a step into near-equal micro-batches (`Loop.passes`). The mean loss of each is weighted by its
+samples over those of the whole batch, so that the sum over passes and ranks is the gradient of the mean over the batch, for
+every split. Batches that are read ahead are split by the workers that read them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Pass:
     """One forward and backward pass."""
 
     batch: Any
-    """None: nothing to do."""
+    """None: no pass to run."""
     weight: float = 0.0
-    """What its mean loss counts in that of the whole batch."""
+    """The weight of its mean loss in that of the whole batch."""
     samples: float = 0.0
     """In samples of mean work."""
 
@@ -58,7 +58,7 @@ class MicroBatches:
         ]
 
     def idle(self) -> Pass:
-        """Samples that do not count, for a rank that must run the model all the same."""
+        """A pass of weight 0, for a rank without samples that must run the model."""
         batch = self.batches.fetch(torch.arange(self._loop.min_samples) % self.batches.num_samples)
         return Pass(batch=batch[0] if self._cuts_ahead else batch)
 
@@ -73,7 +73,7 @@ class MicroBatches:
 
     @staticmethod
     def _share(some: Tensor, mine: Tensor, values: Tensor | None) -> float:
-        """Of these samples in those of the rank: by number, or by what each counts."""
+        """The share of these samples in those of the rank, by number or by `values`."""
         if len(some) == len(mine):
             return 1.0
         return len(some) / len(mine) if values is None else _total(values[some]) / _total(values[mine])
@@ -84,8 +84,8 @@ def _total(values: Tensor) -> float:
 
 
 def _in_passes(workload: Any, loop: Loop) -> Workload:
-    """What `batches_of` reads of a workload, with lists of micro-batches for batches."""
-    offers = {name: getattr(workload, name) for name in ("work", "loss_weights") if hasattr(workload, name)}
+    """The attributes of a workload that `batches_of` reads; a batch is a list of micro-batches."""
+    given = {name: getattr(workload, name) for name in ("work", "loss_weights") if hasattr(workload, name)}
     collate = partial(_collate_passes, loop, getattr(workload, "collate", None) or default_collate)
     read = SimpleNamespace(
         name=workload.name,
@@ -94,7 +94,7 @@ def _in_passes(workload: Any, loop: Loop) -> Workload:
         dataset=workload.dataset,
         num_workers=workload.num_workers,
         collate=collate,
-        **offers,
+        **given,
     )
     return cast("Workload", read)
 
@@ -105,7 +105,7 @@ def _collate_passes(loop: Loop, collate: Callable[[list[Any]], Any], samples: li
 
 
 def loss_of(workload: Workload, loop: Loop, model: nn.Module, batch: Any, device: torch.device) -> Tensor:
-    """The loss as the loop computes it; at least float32, so that its weight is not rounded."""
+    """The loss, with the loop's autocast; at least float32, so that its weight is not rounded."""
     with _autocast(loop, device):
         loss = workload.loss(model, batch)
     return loss.to(torch.promote_types(loss.dtype, torch.float32))

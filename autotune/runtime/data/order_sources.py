@@ -1,7 +1,7 @@
-"""In which order an epoch goes through a data set: one drawn from the seed, that of the data set, or a sampler's.
+"""The order of samples in an epoch: drawn from the seed, that of the data set, or a sampler's.
 
-Steps count on from epoch to epoch. A drawn order is a pure function of the epoch, so any step can be found at any time. A
-sampler's is known from the beginning of its epoch on, when it is asked: rank 0's answer holds on all ranks.
+Steps are counted over all epochs. A drawn order is a pure function of the epoch, so any step can be located at any time. The
+order of a sampler is known when its epoch begins: rank 0 iterates the sampler and broadcasts the order.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch import Tensor
 from autotune.workloads.errors import SpecError
 
 _KEPT_EPOCHS = 2
-"""Loaders look ahead into the next epoch while this one is trained on."""
+"""Loaders read ahead into the next epoch."""
 _KEPT_SAMPLED = 4
-"""Epochs of a sampler that may be gone through at the same time."""
+"""Epochs of a sampler that may be iterated at the same time."""
 _MOST_INDICES = 10_000_000
-"""Of a sampler that ends, at least; more than a hundred epochs' worth are as many as no epoch has."""
+"""A sampler that gives this many indices, or a hundred times the data set if that is more, counts as endless."""
 
 
 def steps_of(num_samples: int, global_batch: int, *, drop_last: bool) -> int:
-    """Batches of an epoch of so many samples, which must have one."""
+    """The number of batches of an epoch; an epoch must have at least one."""
     if num_samples < 1:
         raise SpecError("the data set is empty: training needs one sample at least")
     if drop_last and num_samples < global_batch:
@@ -42,44 +42,42 @@ def _num_batches(num_samples: int, global_batch: int, *, drop_last: bool) -> int
 
 
 class Orders(Protocol):
-    """Which sample stands where in the order of which step's epoch."""
+    """The order of the samples of every epoch, and the epoch of every step."""
 
     kind: str
-    """Checkpoints are of one kind."""
+    """Checkpoints of another kind are refused."""
     drop_last: bool
 
     def begin(self, epoch: int, resumed: int | None) -> range:
-        """The steps of an epoch that is about to be gone through, by all ranks; `resumed`: from which step on, if a
-        checkpoint was made in it.
-        """
+        """The steps of an epoch that all ranks begin. `resumed`: the step to resume at, if a checkpoint was made in it."""
         ...
 
     def locate(self, step: int) -> tuple[Tensor, int] | None:
-        """The order of the epoch that `step` is in, and which of its steps it is; None if that is not known yet."""
+        """The order of the epoch of `step`, and the number of the step in it; None if the order is not known yet."""
         ...
 
     def epoch_at(self, next_step: int) -> int:
-        """The epoch to go on with, after all steps before."""
+        """The epoch that contains `next_step`."""
         ...
 
     def num_steps(self) -> int:
-        """Of an epoch."""
+        """The number of steps of an epoch."""
         ...
 
     def state(self, next_step: int) -> dict[str, Any]:
-        """What a checkpoint needs to go on from there."""
+        """The entries of a checkpoint that resumes at `next_step`."""
         ...
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Resume from a checkpoint."""
         ...
 
 
 class FixedOrders:
-    """All samples in every epoch: shuffled by seed and epoch, or as they stand in the data set."""
+    """All samples in every epoch: shuffled by seed and epoch, or in the order of the data set."""
 
     def __init__(self, num_samples: int, global_batch: int, *, seed: int | None, drop_last: bool = False) -> None:
-        """Without a seed samples stay where they are."""
+        """Without a seed samples are not shuffled."""
         self.kind = "sequential" if seed is None else "shuffled"
         self._num_samples, self._seed, self.drop_last = num_samples, seed, drop_last
         self._steps = steps_of(num_samples, global_batch, drop_last=drop_last)
@@ -102,7 +100,7 @@ class FixedOrders:
         """See `Orders`."""
         return self._steps
 
-    def state(self, next_step: int) -> dict[str, Any]:  # noqa: ARG002 - the step says all
+    def state(self, next_step: int) -> dict[str, Any]:  # noqa: ARG002 - the step determines everything
         """See `Orders`."""
         return {}
 
@@ -133,7 +131,7 @@ class _Sampled:
 
 
 class SampledOrders:
-    """What a sampler of the user's says, asked at the beginning of every epoch."""
+    """The order of a user's sampler, iterated at the beginning of every epoch."""
 
     kind = "sampler"
 
@@ -146,20 +144,20 @@ class SampledOrders:
         drop_last: bool = False,
         share: Callable[[Any], Any] | None = None,
     ) -> None:
-        """`share`: rank 0's value, on every rank; called by all."""
+        """`share`: broadcasts rank 0's value; called by all ranks."""
         self.sampler = sampler
         self._num_samples, self._global_batch, self.drop_last = num_samples, global_batch, drop_last
         self._share = share or (lambda value: value)
         self._begun: list[_Sampled] = []
         self._next = (0, 0)
-        """Epoch and step after all that were begun."""
+        """The epoch and the first step after all begun epochs."""
 
     def begin(self, epoch: int, resumed: int | None) -> range:
         """See `Orders`."""
         if resumed is not None and (found := self._at(resumed)) is not None:
             return found.steps
         start = self._next[1]
-        order = self._ask(epoch)
+        order = self._sample(epoch)
         self._keep(epoch, start, order)
         return self._begun[-1].steps
 
@@ -174,7 +172,7 @@ class SampledOrders:
         return self._next[0] if found is None else found.epoch
 
     def num_steps(self) -> int:
-        """As the sampler announces it; the last epoch's if it does not."""
+        """By the length of the sampler; without one, the number of steps of the last epoch."""
         try:
             return _num_batches(len(self.sampler), self._global_batch, drop_last=self.drop_last)  # type: ignore[arg-type]
         except TypeError:
@@ -186,7 +184,7 @@ class SampledOrders:
             return len(self._begun[-1].steps)
 
     def state(self, next_step: int) -> dict[str, Any]:
-        """The order of an epoch that is not finished is part of it: a sampler need not say the same again."""
+        """Includes the order of an unfinished epoch: a sampler may not give the same order again."""
         found = self._at(next_step)
         if found is None:
             return {"epoch": self.epoch_at(next_step), "epoch_start": next_step}
@@ -207,7 +205,7 @@ class SampledOrders:
     def _at(self, step: int) -> _Sampled | None:
         return next((each for each in self._begun if step in each.steps), None)
 
-    def _ask(self, epoch: int) -> Tensor:
+    def _sample(self, epoch: int) -> Tensor:
         if callable(set_epoch := getattr(self.sampler, "set_epoch", None)):
             set_epoch(epoch)
         limit = max(100 * self._num_samples, _MOST_INDICES)

@@ -1,10 +1,10 @@
-"""Batches fetched ahead by torch's DataLoader workers, although the samples of a rank may change at any step.
+"""Batches read ahead by torch's DataLoader workers, although the samples of a rank may change at any step.
 
-A loader asks its sampler for indices long before the batch is used. Others lose or repeat samples there when the split
-changes in between. Here the sampler notes for which step and which indices each batch was asked, in order, and only a batch
-that was asked for exactly what its step now needs is handed out. After a change the sampler goes back to the first batch
-under way that no longer fits; what was fetched for nothing is dropped. The loader runs on across epochs: no step waits for
-workers to start again.
+A loader requests indices from its sampler long before the batch is used. If the split changes in between, samples could be
+lost or repeated. Here the sampler records the step and the indices of each requested batch, in order, and only a batch with
+exactly the indices that its step now needs is used. After a change the sampler returns to the first requested batch that no
+longer matches; batches that were read in vain are dropped. The loader continues across epochs: no step waits for workers to
+start again.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from autotune.workloads.errors import SpecError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loading:
-    """How samples are read. The names are torch's DataLoader's."""
+    """How samples are read. The names are those of torch's DataLoader."""
 
     num_workers: int = 0
-    """Processes of each rank that read ahead; 0: samples are read when they are needed."""
+    """Worker processes of each rank that read ahead; 0: samples are read when needed."""
     prefetch_factor: int = 2
-    """Batches that each worker is ahead."""
+    """Batches that each worker reads ahead."""
     collate_fn: Callable[[list[Any]], Any] | None = None
-    """Makes a batch of samples; torch's default_collate if not given. Samples of unequal length need one that pads."""
+    """Makes a batch of samples; default: torch's default_collate. Samples of unequal length need one that pads."""
     worker_init_fn: Callable[[int], None] | None = None
     multiprocessing_context: Any = None
-    """Its name or itself."""
+    """The context or its name."""
     timeout_s: float = 0.0
     """The longest wait for a batch from a worker; 0: no limit."""
     pin_memory: bool = False
-    """Batches are put into page-locked memory, where there is an accelerator to copy them to."""
+    """Put batches into page-locked memory, where there is an accelerator."""
     persistent_workers: bool = False
-    """Changes nothing: workers go on from epoch to epoch in any case."""
+    """Without effect: workers always persist over epochs."""
 
     def __post_init__(self) -> None:
         if self.num_workers < 0 or self.prefetch_factor < 1:
@@ -50,79 +50,82 @@ class Loading:
 
     @property
     def pins(self) -> bool:
-        """Whether there is something to pin memory for."""
+        """Whether memory is pinned: only with an accelerator."""
         return self.pin_memory and torch.accelerator.is_available()
 
     def collate(self, samples: list[Any]) -> Any:
-        """One batch; None of no samples."""
+        """One batch; None without samples."""
         return (self.collate_fn or default_collate)(samples) if samples else None
 
     def pin(self, batch: Any) -> Any:
-        """A batch that was read without workers; theirs are pinned by torch's loader."""
+        """Pin a batch that was read without workers; torch's loader pins those of workers."""
         return pin_memory(batch) if self.pins else batch
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Requested:
     step: int
     indices: tuple[int, ...]
 
 
 class Prefetch:
-    """The batches of one rank, fetched ahead by worker processes."""
+    """The batches of one rank, read ahead by worker processes.
+
+    One thread makes all calls; torch's loader iterates the sampler on that thread, within `take`.
+    """
 
     def __init__(
         self, dataset: Dataset[Any], loading: Loading, indices: Callable[[int], Sequence[int]], *, seed: int
     ) -> None:
-        """`indices` says which samples the rank takes in a step, as things stand. `seed` is for the workers' own draws."""
+        """`indices`: the samples of the rank in a step, by the present splits. `seed`: of the workers' random generators."""
         self._dataset, self._loading, self._seed = dataset, loading, seed
         self._indices = indices
         self._iterator: Iterator[Any] | None = None
-        self._asked: deque[_Asked] = deque()
-        """What the loader was asked for and has not handed over, in this order."""
+        self._requested: deque[_Requested] = deque()
+        """The batches that the loader was requested to read and has not yielded, in this order."""
         self._next = 0
-        """The step that the loader will ask for next."""
+        """The step that the loader requests next."""
 
     def take(self, step: int) -> Any:
-        """The batch of `step`, None of no samples; after an error of a worker, the next call starts new ones."""
-        wanted = _Asked(step, tuple(self._indices(step)))
-        if wanted not in self._asked:
+        """The batch of `step`, None without samples. After an error of a worker, the next call starts new workers."""
+        wanted = _Requested(step, tuple(self._indices(step)))
+        if wanted not in self._requested:
             self._next = step
         if self._iterator is None:
             self._iterator = iter(self._loader())
         try:
             while True:
                 batch = next(self._iterator)
-                if self._asked.popleft() == wanted:
+                if self._requested.popleft() == wanted:
                     return batch if wanted.indices else None
         except BaseException:
             self.close()
             raise
 
     def changed(self) -> None:
-        """Some steps need other samples than before: ask again from the first that was asked for the wrong ones."""
-        for asked in self._asked:
-            if asked.indices != tuple(self._indices(asked.step)):
-                self._next = asked.step
+        """Called when the samples of some steps have changed: request again from the first step with other samples."""
+        for requested in self._requested:
+            if requested.indices != tuple(self._indices(requested.step)):
+                self._next = requested.step
                 return
 
     def close(self) -> None:
-        """End the workers."""
+        """End the worker processes."""
         iterator, self._iterator = self._iterator, None
-        self._asked.clear()
+        self._requested.clear()
         if iterator is not None:
             iterator._shutdown_workers()  # type: ignore[attr-defined] # torch leaves it to the garbage collector
 
     def __iter__(self) -> Iterator[list[int]]:
-        """What torch's loader takes for a batch sampler: it never ends.
+        """The batch sampler of torch's loader, without end.
 
-        Data sets and collate functions need not bear an empty list: a step without samples reads one, which is dropped.
+        Data sets and collate functions need not support an empty list: a step without samples reads one, which is dropped.
         """
         while True:
-            asked = _Asked(self._next, tuple(self._indices(self._next)))
+            requested = _Requested(self._next, tuple(self._indices(self._next)))
             self._next += 1
-            self._asked.append(asked)
-            yield list(asked.indices) or [0]
+            self._requested.append(requested)
+            yield list(requested.indices) or [0]
 
     def _loader(self) -> DataLoader[Any]:
         loading = self._loading
@@ -136,5 +139,5 @@ class Prefetch:
             multiprocessing_context=loading.multiprocessing_context,
             timeout=loading.timeout_s,
             pin_memory=loading.pins,
-            generator=torch.Generator().manual_seed(self._seed),  # torch's own generator stays as it is
+            generator=torch.Generator().manual_seed(self._seed),  # torch's default generator is not used
         )

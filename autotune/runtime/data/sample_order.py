@@ -1,10 +1,10 @@
-"""Which samples a rank takes in a step: a pure function of the step, the order of its epoch and the splits agreed on.
+"""The samples of a rank in a step: a pure function of the step, the order of its epoch and the splits agreed on.
 
-All ranks share one order of each epoch (`order_sources`). Step s of an epoch takes positions [sB, (s+1)B) of it, whatever the
-split, and the split only says which rank takes which of them. So it may change at any step (DBS, arXiv 2007.11831, changes it
-per epoch): every sample is used exactly once per epoch and step counts are equal by construction, as long as all ranks agree
-from which step a split holds. The last batch of an epoch is short and keeps the split's proportions. Samples of unequal work
-are dealt instead of sliced (`dealing`).
+All ranks share one order of each epoch (`order_sources`). Step s of an epoch takes its positions [sB, (s+1)B) for every
+split; the split only assigns them to ranks. So the split may change at any step (DBS, arXiv 2007.11831, changes it per
+epoch): as long as all ranks agree on the first step of a split, every sample is used exactly once per epoch and step counts
+are equal by construction. The last batch of an epoch is short and keeps the split's proportions. Samples of unequal work
+are assigned by their work (`dealing`).
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ _KEPT_PARTS = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """What one rank does of one step."""
+    """The part of one rank in one step."""
 
     indices: Tensor
-    """Of the data set's samples."""
+    """Indices of its samples in the data set."""
     total: int
-    """Samples of all ranks together."""
+    """The number of samples of all ranks."""
     work: float
-    """Of its samples; their number where the data set does not say."""
+    """The work of its samples; their number where no `work` is given."""
     weight: float
-    """What its mean loss counts in that of the whole batch; the weights of all ranks sum to 1."""
+    """The weight of its mean loss in that of the whole batch; the weights of all ranks sum to 1."""
 
 
 UNKNOWN = Part(indices=torch.empty(0, dtype=torch.long), total=0, work=0.0, weight=0.0)
-"""Of a step in an epoch whose order is not known yet."""
+"""The part of a step in an epoch whose order is not known yet."""
 
 
 class SampleOrder:
-    """One rank's view of the order in which all ranks together go through a data set."""
+    """The samples of one rank, from the order in which all ranks together read a data set."""
 
-    def __init__(  # noqa: PLR0913 - what an order is made of
+    def __init__(  # noqa: PLR0913 - the parts of an order
         self,
         num_samples: int,
         samples: Sequence[int],
@@ -58,8 +58,8 @@ class SampleOrder:
         min_samples: int = 1,
         orders: Orders | None = None,
     ) -> None:
-        """`orders`: a shuffled one for each epoch, if not given. `min_samples`: of a rank that has any, in a short batch or
-        where samples are dealt. `work`, `loss_weights`: see `weigh`.
+        """`orders`: default: shuffled for each epoch. `min_samples`: the fewest samples of a rank that has any, in a short
+        batch or with `work`. `work`, `loss_weights`: see `weigh`.
         """
         self.num_samples, self.global_batch = num_samples, sum(samples)
         self.rank, self.seed = rank, seed
@@ -72,13 +72,13 @@ class SampleOrder:
     def weigh(
         self, work: Sequence[float] | Tensor | None = None, loss_weights: Sequence[float] | Tensor | None = None
     ) -> None:
-        """`work`: of each sample, to be dealt out in proportion to the split. `loss_weights`: what each sample counts in the
-        loss, if that is not a plain mean over samples: its tokens, where the loss is a mean over tokens.
+        """`work`: of each sample; ranks get work in proportion to the split. `loss_weights`: the weight of each sample in the
+        loss, where that is not a plain mean over samples: its tokens for a mean over tokens.
         """
         self._work = _positive("work", work, self.num_samples)
         self._loss_weights = _positive("loss weights", loss_weights, self.num_samples)
         self.mean_work = 1.0 if self._work is None else float(self._work.mean())
-        """Of a sample."""
+        """The mean work of a sample."""
         self._parts.clear()
 
     def resplit(self, from_step: int, samples: Sequence[int]) -> None:
@@ -87,11 +87,11 @@ class SampleOrder:
         self._parts.clear()
 
     def split(self, step: int) -> tuple[int, ...]:
-        """The split that holds in `step`."""
+        """The split of `step`."""
         return self.splits.at(step)
 
     def part(self, step: int) -> Part:
-        """What this rank does in `step`."""
+        """The part of this rank in `step`."""
         if (found := self._parts.get(step)) is not None:
             return found
         if (located := self.orders.locate(step)) is None:
@@ -104,7 +104,7 @@ class SampleOrder:
         return made
 
     def load(self, state: dict[str, Any]) -> None:
-        """Splits and order of a checkpoint."""
+        """Load the splits and the order of a checkpoint."""
         self.splits.load(state["splits"])
         self.orders.load(state)
         self._parts.clear()
@@ -124,7 +124,7 @@ class SampleOrder:
     def _weight(self, mine: Tensor, chunk: Tensor) -> float:
         if self._loss_weights is None:
             return len(mine) / len(chunk)
-        # Sums rounded once each: the ranks' weights then sum to 1 within 4 units of the last place, however many samples.
+        # fsum rounds once: the weights of all ranks sum to 1 within 4 units in the last place, for any number of samples.
         return math.fsum(self._loss_weights[mine].tolist()) / math.fsum(self._loss_weights[chunk].tolist())
 
 

@@ -1,9 +1,9 @@
-"""The data sets that a training script goes through, kept from epoch to epoch and in checkpoints.
+"""The data sets of a training script, kept from epoch to epoch and in checkpoints.
 
-A script asks for the batches of a data set, once or in every epoch. Splits that change and workers that read ahead must
-outlive the epoch, so what is known of a data set is made when it is first asked for, and found again later. The same data set
-in another order (shuffled for training, as it stands for evaluation) is another source. Checkpoints tell sources apart by the
-order in which they were first used.
+A script requests the batches of a data set once, or in every epoch. Changing splits and workers that read ahead must
+outlive the epoch, so the source of a data set is made at the first request and reused. The same data set in another order
+(shuffled for training, in its own order for evaluation) is another source. Checkpoints identify sources by the order of
+their first use.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ _Source = MapData | IterableData
 
 
 class Epoch:
-    """One rank's batches of an epoch. Iterated again it is the next epoch, or the same if the script has said which."""
+    """The batches of one rank in an epoch. A second iteration is the next epoch, or the same if the script gave its number."""
 
     def __init__(self, source: _Source, request: Request, epoch: int | None, before: Callable[[int], None]) -> None:
         """`before`: called with each step, before its batch is read."""
         self.source, self._request, self._epoch, self._before = source, request, epoch, before
 
     def __len__(self) -> int:
-        """Steps of a whole epoch, those before a checkpoint included."""
+        """The number of steps of a whole epoch, with those before a checkpoint."""
         return self.source.num_steps(self._request)
 
     def __iter__(self) -> Iterator[Dealt]:
-        """By all ranks together."""
+        """Iterated by all ranks together."""
         for step in self.source.steps(self._request, self._epoch):
             self._before(step)
             yield self.source.deal(step)
 
 
 class TrainingData:
-    """What one rank reads in the course of a script."""
+    """The data sets of a script on one rank."""
 
     def __init__(
         self,
@@ -54,17 +54,17 @@ class TrainingData:
         min_samples: int = 1,
         share: Callable[[Any], Any] | None = None,
     ) -> None:
-        """`min_samples`: of a rank that has any, in a short batch: 2 where BatchNorm layers take statistics of their rank.
-        `share`: rank 0's value, on every rank; called by all. None: this process is alone.
+        """`min_samples`: the fewest samples of a rank that has any, in a short batch: 2 with local BatchNorm statistics.
+        `share`: broadcasts rank 0's value; called by all ranks. None: the job has one process.
         """
         self._samples, self._rank, self._seed = tuple(samples), rank, seed
         self._min_samples, self._share = min_samples, share
         self._requests: list[Request] = []
-        """The first of each source."""
+        """The first request of each source."""
         self._sources: list[_Source] = []
         self._loaded: dict[str, Any] = {"epoch": 0, "batches": []}
         self.before_batch: Callable[[int], None] | None = None
-        """Called with every step of the data set that was used first, before its batch is read."""
+        """Called with each step of the data set that was used first, before its batch is read."""
 
     def batches(  # noqa: PLR0913 - DataLoader's arguments
         self,
@@ -78,8 +78,8 @@ class TrainingData:
         loss_weights: Sequence[float] | Tensor | None = None,
         **loading: Any,
     ) -> Epoch:
-        """This rank's batches of a data set, or of the parts of a DataLoader. Epochs count themselves unless `epoch` is
-        given; what else is given holds for this call. `loading`: see `Loading`.
+        """The batches of this rank, of a data set or of the parts of a DataLoader. `epoch`: default: the next one. The other
+        arguments apply to this call. `loading`: see `Loading`.
         """
         given = {"shuffle": shuffle, "sampler": sampler, "drop_last": drop_last, "work": work}
         request = read_request(source, sum(self._samples), given | {"loss_weights": loss_weights} | loading)
@@ -88,33 +88,33 @@ class TrainingData:
 
     @property
     def epoch(self) -> int:
-        """The one to go on with, of the data set that was used first."""
+        """The epoch to continue with, of the data set that was used first."""
         return self._sources[0].epoch if self._sources else int(self._loaded["epoch"])
 
     @property
     def next_step(self) -> int:
-        """The next step that the data set used first will be taken in."""
+        """The next step of the data set that was used first."""
         if self._sources:
             return self._sources[0].next_step
         return next((int(state["next_step"]) for state in self._loaded["batches"]), 0)
 
     def resplit(self, from_step: int, samples: Sequence[int]) -> None:
-        """Of the data set that was used first: see `Batches.resplit`."""
+        """Split the data set that was used first: see `Batches.resplit`."""
         if not self._sources:
             raise SpecError("a new split needs data to divide: call job.batches() first")
         self._sources[0].resplit(from_step, samples)
 
     def num_samples(self, step: int) -> int:
-        """Of this rank in that step, of the data set that was used first."""
+        """The samples of this rank in `step`, of the data set that was used first."""
         return self._sources[0].num_samples(step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where each data set stands; those of a checkpoint that are not in use yet stay as they were."""
+        """The position in each data set; entries of a checkpoint that are not in use yet are kept."""
         states = [source.state_dict() for source in self._sources]
         return {"epoch": self.epoch, "batches": [*states, *self._loaded["batches"][len(states) :]]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint, in the middle of an epoch if it was made there."""
+        """Resume from a checkpoint, within an epoch if it was made there."""
         self._loaded = state
         for source, kept in zip(self._sources, state["batches"], strict=False):
             source.load_state_dict(kept)

@@ -1,6 +1,4 @@
-"""How global batches are divided: the splits that all ranks have agreed on, each from a step on, and what becomes of a split
-in a batch that is short.
-"""
+"""The splits of global batches: those that all ranks agree on, each from a step on, and the split of a short batch."""
 
 from __future__ import annotations
 
@@ -14,15 +12,15 @@ from autotune.workloads.split import Bounds, proportional
 
 
 class SplitHistory:
-    """Which split holds in which step; the same on every rank."""
+    """The split of each step; the same on every rank."""
 
     def __init__(self, samples: Sequence[int]) -> None:
         self.global_batch = sum(samples)
         self.entries: list[tuple[int, tuple[int, ...]]] = [(0, tuple(samples))]
-        """From which step each holds, in rising order; each until the next."""
+        """The first step of each split, in rising order; each applies until the next."""
 
     def resplit(self, from_step: int, samples: Sequence[int]) -> None:
-        """From `from_step` on, until the next split that is known, divide batches like this. All ranks say the same."""
+        """Split batches like this from `from_step` until the next known split; the same call on all ranks."""
         current = self.entries[-1][1]
         if len(samples) != len(current) or sum(samples) != self.global_batch or min(samples) < 0:
             raise SpecError(
@@ -35,7 +33,7 @@ class SplitHistory:
         self.entries = sorted([*kept, (from_step, tuple(samples))])
 
     def at(self, step: int) -> tuple[int, ...]:
-        """The split that holds in `step`."""
+        """The split of `step`."""
         return self.entries[bisect_right(self.entries, step, key=lambda entry: entry[0]) - 1][1]
 
     def state(self, step: int) -> list[Any]:
@@ -44,7 +42,7 @@ class SplitHistory:
         return [[first, list(split)] for first, split in ((step, self.at(step)), *later)]
 
     def load(self, state: list[Any]) -> None:
-        """Those of a checkpoint; one of another number of ranks changes nothing."""
+        """Load the splits of a checkpoint; one of another number of ranks changes nothing."""
         if len(state[0][1]) == len(self.entries[0][1]):
             self.entries = [self.entries[0]]
             for step, split in state:
@@ -52,7 +50,7 @@ class SplitHistory:
 
 
 def check_not_taken(from_step: int, next_step: int) -> None:
-    """Refuse a split that is to hold in a step that was taken under another."""
+    """Refuse a split from a step on that was taken under another split."""
     if from_step < next_step:
         raise SpecError(
             f"a new split is to hold from step {from_step} but step {next_step - 1} has been taken: "
@@ -61,7 +59,7 @@ def check_not_taken(from_step: int, next_step: int) -> None:
 
 
 def slice_of(split: Sequence[int], length: int, rank: int, min_samples: int = 1) -> slice:
-    """Where a rank's samples stand in a batch of this length, which may be short."""
+    """The slice of a rank in a batch of this length, which may be short."""
     if length < sum(split):
         split = short_split(split, length, min_samples)
     start = [0, *accumulate(split)][rank]
@@ -69,7 +67,7 @@ def slice_of(split: Sequence[int], length: int, rank: int, min_samples: int = 1)
 
 
 def short_split(split: Sequence[int], length: int, min_samples: int) -> tuple[int, ...]:
-    """A short batch keeps the split's proportions. A rank has `min_samples` at least, or none."""
+    """The split of a short batch, in the same proportions. A rank has at least `min_samples`, or none."""
     limits = Bounds(minimums=(0,) * len(split), caps=tuple(split))
     found = proportional([float(count) for count in split], length, limits)
     if all(count == 0 or count >= min_samples for count in found):
@@ -78,7 +76,7 @@ def short_split(split: Sequence[int], length: int, min_samples: int) -> tuple[in
 
 
 def _with_minimum(split: Sequence[int], length: int, min_samples: int) -> tuple[int, ...]:
-    """As many ranks as can have `min_samples` each, those with the largest shares."""
+    """A split among as many ranks as can have `min_samples` each, those with the largest shares."""
     by_share = sorted((rank for rank, count in enumerate(split) if count > 0), key=lambda rank: (-split[rank], rank))
     able = set(by_share[: max(length // min_samples, 1)])
     fewest = min(min_samples, length)

@@ -1,1 +1,1 @@
-"""Devices and clusters that are emulated: computation paced, scenarios replayed."""
+"""Emulated devices and clusters: paced computation, replayed scenarios."""

@@ -1,9 +1,9 @@
-"""Emulated devices of a pipeline: each pass of a part sleeps until its device would have been done with it.
+"""Emulated devices of a pipeline: each pass of a part sleeps until the emulated device would have finished it.
 
-As `autotune.runtime.emulate.device_pacer` does for ops: a virtual clock advances by what the ops of a part cost on the stated device, and
-results are sent when it says so. A wait for messages is the device's wait too, and sets the clock to now; real work that is behind
-may catch up. A part on several devices costs each its share. The weights' part of a split backward is half of the
-backward of ops with parameters, as the search of schedules takes it.
+As `autotune.runtime.emulate.device_pacer` for ops: a virtual clock advances by the cost of the part's ops on the stated
+device, and results are sent when the clock reaches that time. A wait for messages sets the clock to the present time; real
+work that is behind may catch up. A part on several devices costs each its share. The weight gradient of a split backward is
+half of the backward of ops with parameters, as in the schedule search.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
-from autotune.simulate.roofline import op_s
+from autotune.simulate.roofline import op_s, weight_share
 from autotune.workloads.blocks import BACKWARD, FORWARD, INPUT, WEIGHT
 from autotune.workloads.cluster import Device
 from autotune.workloads.graph import Op
 
 _MIN_SLEEP_S = 0.0002
-"""Shorter sleeps overshoot by as much as they last; the debt is carried on instead."""
+"""Shorter sleeps overshoot by as much as they last; the debt is carried to the next pass instead."""
 
 
 def part_s(ops: Sequence[Op], device: Device, samples: float, kind: str, *, num_shards: int = 1) -> float:
@@ -26,32 +26,32 @@ def part_s(ops: Sequence[Op], device: Device, samples: float, kind: str, *, num_
     if kind == FORWARD:
         return math.fsum(op_s(op, device, samples) for op in ops) / num_shards
     backward = [(op, op_s(op, device, samples, backward=True)) for op in ops]
-    weight_s = math.fsum(seconds / 2 for op, seconds in backward if op.param_bytes > 0)
+    weight_s = math.fsum(weight_share(op) * seconds for op, seconds in backward)
     whole_s = math.fsum(seconds for _, seconds in backward)
     return {BACKWARD: whole_s, INPUT: whole_s - weight_s, WEIGHT: weight_s}[kind] / num_shards
 
 
 class BlockPacer:
-    """The emulated device of one rank."""
+    """The emulated device of one rank. Not thread-safe: called by the thread that computes."""
 
     def __init__(self, device: Device, ops: Mapping[str, Sequence[Op]], num_shards: Mapping[str, int]) -> None:
-        """`ops`: of each part; `num_shards`: devices that a part is on, where it is on several."""
+        """`ops`: of each part; `num_shards`: the number of devices of a part, where it is on several."""
         self.device = device
         self._ops, self._num_shards = ops, num_shards
         self._due_s = 0.0
         self.late_s = 0.0
-        """How far real work was behind the device, at worst in the step."""
+        """The largest delay of real work behind the device in the step."""
 
     def begin(self) -> None:
-        """A step starts now, with an idle device."""
+        """Start a step now, with an idle device."""
         self._due_s, self.late_s = time.perf_counter(), 0.0
 
     def wake(self) -> None:
-        """What the device waited for has come now."""
+        """End a wait of the device now."""
         self._due_s = max(self._due_s, time.perf_counter())
 
     def charge(self, part: str, kind: str, samples: float) -> None:
-        """A pass was computed: be as long as the device."""
+        """Charge a computed pass: sleep until the device would have finished it."""
         shards = self._num_shards.get(part, 1)
         self._due_s += part_s(self._ops.get(part, ()), self.device, samples, kind, num_shards=shards)
         ahead_s = self._due_s - time.perf_counter()

@@ -1,10 +1,10 @@
-"""Emulated devices: real forward and backward run, and each module then sleeps until its device would have been done.
+"""Emulated devices: real forward and backward run, and each module then sleeps until the device would have finished it.
 
-A virtual clock advances by what each module costs on the stated device (autotune.simulate.roofline) and the rank sleeps up
-to it, so real work and its noise vanish in the sleep as long as the machine is faster than the device. In backward the
-sleep must come before a gradient is accumulated, or communication would see it too early: accumulation hooks fire
-before module backward hooks, so the sleep sits in a tensor hook on the parameter. Modules without parameters of their
-own sleep when the gradient of their output arrives. The optimizer is not paced.
+A virtual clock advances by the cost of each module on the stated device (autotune.simulate.roofline) and the rank sleeps up
+to it. Real work and its noise are hidden in the sleep as long as the machine is faster than the device. In backward the
+sleep must precede the accumulation of a gradient, or communication would start too early. Accumulation hooks fire before
+module backward hooks, so the sleep is in a tensor hook on the parameter. Modules without parameters of their own sleep when
+the gradient of their output arrives. The optimizer is not paced.
 """
 
 from __future__ import annotations
@@ -27,44 +27,48 @@ _MIN_SLEEP_S = 0.0002
 
 
 class DevicePacer:
-    """The emulated device of one rank. Call `begin` when a step starts."""
+    """The emulated device of one rank. Call `begin` when a step starts.
+
+    The thread that trains makes all calls, and its backward pass runs the hooks. Only `rebuild` may be called by another
+    thread: it appends to `_owed_s`, which the next module charges.
+    """
 
     def __init__(self, model: nn.Module, graph: OpGraph, device: Device) -> None:
         self.device = device
-        """As it is now: a trace may change its speed between steps."""
+        """The present device: a scenario may change its speed between steps."""
         self._due_s = 0.0
         self._samples = 0.0
         self._charged: set[str] = set()
         self._owed_s: list[float] = []
         self.late_s = 0.0
-        """How far real work was behind the device when the step's last module was done."""
+        """The delay of real work behind the device at the end of the step's last module."""
         self._loss_op = next((op for op in graph.ops if op.name == LOSS), None)
         self._handles: list[Any] = []
         self._attach(model, {op.name: op for op in graph.ops})
 
     def begin(self, num_samples: float) -> None:
-        """A step starts now, with an idle device. A fraction of a sample is one of less work than the mean."""
+        """Start a step now, with an idle device. `num_samples`: in samples of mean work."""
         self._due_s, self._samples, self.late_s = time.perf_counter(), num_samples, 0.0
         self._charged.clear()
 
     def go_on(self, num_samples: float) -> None:
-        """The step has another pass, over so many samples."""
+        """Start another pass of the step, over `num_samples`."""
         self._samples = num_samples
         self._charged.clear()
 
     def idle(self, seconds: float) -> None:
-        """The device had to wait for that long, in the middle of a pass."""
+        """Add a wait of the device within a pass."""
         self._due_s += seconds
 
     def rebuild(self, flops: float) -> None:
-        """More arithmetic, asked for by another thread: it takes its time, and what the device does meanwhile is late by it."""
+        """Charge additional arithmetic of another thread: this call sleeps for it, and it delays the device by as much."""
         assert self.device.flops_per_s is not None
         seconds = flops / self.device.flops_per_s
         self._owed_s.append(seconds)
         time.sleep(seconds)
 
     def after_loss(self) -> None:
-        """The loss was computed: outside every module, so no hook of a module sees it."""
+        """Charge the loss, which is computed outside every module, without a hook."""
         if self._loss_op is not None:
             both = op_s(self._loss_op, self.device, self._samples) + op_s(
                 self._loss_op, self.device, self._samples, backward=True

@@ -1,6 +1,6 @@
-"""A scenario as it is replayed: before each step, this rank's surroundings become what the scenario says.
+"""The replay of a scenario: before each step, the device and the links of this rank get the speeds of the scenario.
 
-Paced devices and links are told their new speeds. In a lab, the first rank of each host changes the host's real limits.
+Paced devices and links are set to their new speeds. In a lab, the first rank of each host changes the host's real limits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from autotune.workloads.scenario import ChangingCluster
 
 
 class Replay:
-    """What a scenario does to one rank. `set_surroundings` hears of every change, and once more when a trial ends."""
+    """The replay on one rank. It calls `set_surroundings` with every change, and once more when a trial ends."""
 
     def __init__(self, changing: ChangingCluster, rank: int, set_surroundings: Callable[[Cluster], None]) -> None:
         self._changing = changing
@@ -21,12 +21,12 @@ class Replay:
         self._now = changing.cluster
 
     def enter(self, *, num_steps: int, trained_s: float) -> Device:
-        """A trainer that has come this far starts a step; this rank's device in it."""
+        """Called when a trainer starts a step; the device of this rank in it. `trained_s`: seconds of training so far."""
         self._become(self._changing.at(num_steps if self._changing.scenario.clock == "step" else trained_s))
         return self._now.devices[self._rank]
 
     def leave(self) -> None:
-        """As the cluster file says again."""
+        """Restore the cluster as in its file."""
         self._become(self._changing.cluster)
 
     def _become(self, cluster: Cluster) -> None:

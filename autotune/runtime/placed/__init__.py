@@ -1,1 +1,1 @@
-"""Parts of a model on sets of ranks: pipelines, executed."""
+"""Execution of placed models: parts of a model on sets of ranks, as pipelines."""

@@ -1,4 +1,4 @@
-"""A batch cut into the micro-batches of each lane: uneven ones, if one likes, each counting by its share."""
+"""A batch cut into the micro-batches of each lane. They may be uneven: each loss is weighted by its share of the samples."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from autotune.workloads.split import bounds, proportional
 
 @dataclass(frozen=True, kw_only=True)
 class BatchCut:
-    """Samples lie in the batch micro-batch by micro-batch, and within one lane by lane."""
+    """The samples of a batch are ordered by micro-batch, then by lane."""
 
     samples: tuple[tuple[int, ...], ...]
-    """Per lane: of each micro-batch."""
+    """Per lane: samples of each micro-batch."""
     weights: tuple[tuple[float, ...], ...] = ()
-    """Per lane: what each micro-batch's mean loss counts. Empty: its share of the samples."""
+    """Per lane: the weight of each micro-batch's mean loss. Empty: its share of the samples."""
 
     @property
     def total(self) -> int:
         return sum(map(sum, self.samples))
 
     def rows(self, lane: int, microbatch: int) -> slice:
-        """Where its samples are in the batch."""
+        """The rows of its samples in the batch."""
         counts = [count for one in zip(*self.samples, strict=True) for count in one]
         place = microbatch * len(self.samples) + lane
         end = list(accumulate(counts))[place]
@@ -35,7 +35,7 @@ class BatchCut:
         return self.samples[lane][microbatch] / self.total
 
     def check(self, num_lanes: int, num_microbatches: int, num_samples: int) -> None:
-        """A SpecError if the batch or the timetable is another."""
+        """A SpecError if the cut does not match the batch or the timetable."""
         for name in ("samples", "weights"):
             table = getattr(self, name)
             if (table or name == "samples") and [len(one) for one in table] != [num_microbatches] * num_lanes:
@@ -50,7 +50,7 @@ class BatchCut:
 
 
 def even_cut(num_samples: int, num_microbatches: int, num_lanes: int = 1) -> BatchCut:
-    """Micro-batches as equal as can be; the first have one more."""
+    """Micro-batches that differ by at most one sample; the first are the larger ones."""
     pieces = num_microbatches * num_lanes
     if num_samples < pieces:
         raise SpecError(f"{num_samples} samples cannot be cut into {pieces} micro-batches: use fewer")
@@ -59,10 +59,10 @@ def even_cut(num_samples: int, num_microbatches: int, num_lanes: int = 1) -> Bat
 
 
 def for_samples(cut: BatchCut, num_samples: int) -> tuple[BatchCut, list[int]]:
-    """The cut of a batch with other samples than it was made for, such as the last of an epoch, and the rows that lie in it.
+    """The same cut for a batch of another size, such as the last of an epoch, and the rows of the batch that it uses.
 
-    In proportion, as near as whole samples allow. A micro-batch that would be empty gets a sample that counts for nothing: every
-    pass of the schedule has something to do.
+    Sizes are proportional, rounded to whole samples. An empty micro-batch gets one sample of weight 0, so that every pass of
+    the schedule has data.
     """
     if num_samples == cut.total:
         return cut, list(range(num_samples))

@@ -1,9 +1,10 @@
-"""Runs a timetable for real: forward and backward of parts of a model per micro-batch, messages between ranks, exact gradients.
+"""Executes a timetable: forward and backward of the parts of a model per micro-batch, messages between ranks, exact gradients.
 
-The order is Tessel's (arXiv 2311.15269) or anybody's: each rank goes through its slots and waits for what a slot reads. What a part
-gives is cut off from autograd at every border, so that each backward goes through one part only; gradients of what it
-read are sent to who made it. A micro-batch's loss counts by its share of the samples, so the sum over all is the gradient of the
-mean over the batch, however uneven they are. What several ranks hold (tied layers, lanes) is summed at the end.
+Any order runs, Tessel's (arXiv 2311.15269) or another: each rank runs its slots in order and waits for the inputs of each. The
+outputs of a part are detached, so a backward covers one part only, and the gradients of its inputs are sent to the
+ranks that made them. The loss of a micro-batch is weighted by its share of the samples, so the sum over micro-batches is the
+gradient of the mean over the batch, also for uneven ones. Gradients of shared parameters (tied layers, lanes) are summed at
+the end of the step.
 """
 
 from __future__ import annotations
@@ -30,19 +31,20 @@ from autotune.runtime.placed.shared_gradients import SharedGradients
 from autotune.runtime.placed.weight_parts import Notes, WeightParts
 from autotune.workloads.blocks import BACKWARD, FORWARD, INPUT, Timetable
 from autotune.workloads.errors import SpecError
+from autotune.workloads.pass_names import span_name
 
 _WAIT_S = 0.0002
-"""What takes longer was a wait, in which an emulated device had nothing to do; else it is late and may catch up."""
+"""A receive that takes longer is a wait: the emulated device was idle. Below it, the device is late and may catch up."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _Held:
-    """What a part keeps of a micro-batch from forward to backward."""
+    """Tensors of a part and micro-batch that are held from forward to backward."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     gradients: tuple[Tensor, ...] = ()
-    """Of the outputs, from the input part of a split backward on."""
+    """Of the outputs; set by the input half of a split backward."""
     notes: Notes | None = None
     """Of a split backward."""
 
@@ -50,7 +52,7 @@ class _Held:
 class Executor:
     """One rank of a pipeline. `modules`: of the parts that this rank runs, by name, on `device`."""
 
-    def __init__(  # noqa: PLR0913 - what an executor is made of
+    def __init__(  # noqa: PLR0913 - the parts of an executor
         self,
         program: Program,
         table: Timetable,
@@ -80,7 +82,7 @@ class Executor:
             if isinstance(module, Sharded):
                 module.peers = Peers(self._mailbox, program.devices[part.name], program.parts.index(part))
         self.model = nn.ModuleList({id(module): module for module in self.modules.values()}.values())
-        """All that this rank holds, each module once: what an optimizer is made for."""
+        """All modules of this rank, each once: the model of its optimizer."""
         self._shared = SharedGradients(program, self.modules, self.rank)
         self._weight_parts = {
             part.name: WeightParts(self.modules[part.name])
@@ -93,12 +95,12 @@ class Executor:
         self._begun_s = 0.0
         self._loss = 0.0
         self.results: dict[str, list[Tensor]] = {}
-        """Of parts that have no backward and no readers: what they gave in the last step, per micro-batch."""
+        """Outputs of parts without backward and readers in the last step, per micro-batch."""
 
     def step(
         self, batch: Sequence[Tensor], cut: BatchCut, *, watch: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> PipelineStep:
-        """Leave the gradient of the whole batch in `model`, in the place of what was there. Every rank has `batch` at hand."""
+        """Run one step: the gradients of the whole batch replace those in `model`. Every rank passes the same `batch`."""
         cut.check(self.program.num_lanes, self._num_microbatches, len(batch[0]))
         self._spans, self._loss = [], 0.0
         self.results = defaultdict(list)
@@ -131,11 +133,11 @@ class Executor:
 
     @property
     def buffer_bytes(self) -> int:
-        """Communication buffers beside the gradients; messages under way are not counted."""
+        """Communication buffers besides the gradients; messages in flight are not counted."""
         return self._shared.buffer_bytes
 
     def close(self) -> None:
-        """Let go of the group, and of all that was under way."""
+        """Release the group and everything in flight."""
         self._held.clear()
         self._mailbox.close()
         for module in self.modules.values():
@@ -147,10 +149,10 @@ class Executor:
         for place, task in enumerate(self._tasks):
             for near in self._tasks[place : place + 2]:
                 self._mailbox.post(near.needs)
-            asked_s = time.perf_counter()
+            needed_s = time.perf_counter()
             pieces = {message: self._mailbox.take(message) for message in task.needs}
             ready_s = time.perf_counter()
-            if self._pacer is not None and ready_s - asked_s > _WAIT_S:
+            if self._pacer is not None and ready_s - needed_s > _WAIT_S:
                 self._pacer.wake()
             if task.begins_block:
                 begun_s = ready_s
@@ -169,14 +171,28 @@ class Executor:
     def _note_wait(self, task: Task, ready_s: float) -> None:
         last_s = self._spans[-1].end_s if self._spans else self._begun_s
         if ready_s > last_s:
-            wait = Span(rank=self.rank, lane="host", kind="wait", op=_name(task), start_s=last_s, end_s=ready_s)
+            wait = Span(
+                rank=self.rank,
+                track="host",
+                kind="wait",
+                op=span_name(task.block, task.microbatch),
+                start_s=last_s,
+                end_s=ready_s,
+            )
             self._spans.append(wait)
 
     def _note(self, task: Task, begun_s: float) -> None:
         kind = FORWARD if task.kind == FORWARD else BACKWARD
         end_s = time.perf_counter()
         self._spans.append(
-            Span(rank=self.rank, lane="compute", kind=kind, op=_name(task), start_s=begun_s, end_s=end_s)
+            Span(
+                rank=self.rank,
+                track="compute",
+                kind=kind,
+                op=span_name(task.block, task.microbatch),
+                start_s=begun_s,
+                end_s=end_s,
+            )
         )
 
     def _forward(
@@ -226,7 +242,7 @@ class Executor:
         return lambda message: self._share(found[message.index], message)
 
     def _whole(self, part: Part, index: int, pieces: dict[Message, Tensor], task: Task) -> Tensor:
-        """An input, put together from the shards of the part that is read."""
+        """An input, assembled from the shards of the part that is read."""
         source = self.program.by_name[part.inputs[index].part]
         found = [pieces[message] for message in task.needs if message.index == index]
         if len(found) == 1:
@@ -234,7 +250,7 @@ class Executor:
         return torch.cat(found) if source.whole == ROWS else torch.stack(found).sum(0)
 
     def _gradient(self, task: Task, output: int, pieces: dict[Message, Tensor], held: _Held, cut: BatchCut) -> Tensor:
-        """Of an output: the sum over all who read it."""
+        """The gradient of an output: the sum over all readers."""
         part, total = task.part, torch.zeros_like(held.outputs[output])
         if part.loss_weight:
             total += cut.weight(part.lane, task.microbatch) * part.loss_weight
@@ -244,14 +260,9 @@ class Executor:
         return total
 
     def _share(self, gradient: Tensor, message: Message) -> Tensor:
-        """What one shard needs of the gradient of what all shards made."""
+        """The part of an output's gradient that one shard needs."""
         source = self.program.by_name[message.reader].inputs[message.index].part
         devices = self.program.devices[source]
         if self.program.by_name[source].whole == ROWS and len(devices) > 1:
             return gradient.tensor_split(len(devices))[devices.index(message.receiver)]
         return gradient
-
-
-def _name(task: Task) -> str:
-    """As `autotune.schedule.answer` names the slots of a timetable, so that both can be laid side by side."""
-    return f"{task.block} micro-batch {task.microbatch}"

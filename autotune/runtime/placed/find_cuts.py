@@ -1,7 +1,7 @@
-"""Where a workload's model can be cut into stages, and what would flow there: read from the model itself, in one forward pass.
+"""Where a workload's model can be cut into stages, and the bytes at each cut, from one forward pass of the model.
 
-Stages are whole modules of the model, called one after another, so that a cut may only fall between two of them. What passes from
-one to the next is measured by calling them.
+Stages are whole modules, called one after another, so a cut lies between two modules. The bytes between them are measured by
+calling them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autotune.workloads.workload import Workload, loop_of
 
 
 def stage_cuts(workload: Workload, graph: OpGraph, seed: int) -> StageCuts | None:
-    """None where the model cannot be cut: it is no sequence of modules, or what flows between them is not one tensor."""
+    """None where the model cannot be cut: it is no sequence of modules, or passes something other than one tensor between them."""
     if getattr(workload, "sync_norm", False) or loop_of(workload).settings:
         return None
     torch.manual_seed(seed)
@@ -42,7 +42,7 @@ def stage_cuts(workload: Workload, graph: OpGraph, seed: int) -> StageCuts | Non
 def _stream_bytes(
     workload: Workload, model: torch.nn.Module, modules: list[torch.nn.Module], seed: int
 ) -> list[float] | None:
-    """Per module: bytes that it gives for a sample."""
+    """Per module: output bytes per sample."""
     count = max(workload.min_samples, 1)
     batch = batches_of(workload, (workload.global_batch,), 0, seed=seed).fetch(torch.arange(count))
     if not isinstance(batch, tuple | list) or not all(isinstance(one, Tensor) for one in batch):

@@ -1,8 +1,8 @@
 """Messages between the ranks of a pipeline: tensors over a torch process group, receives posted ahead.
 
-The first time that a batch is cut in some way, each tensor is preceded by a header that tells its shape; afterwards shapes are
-known and receives are posted one task ahead, before anything is sent: gloo's receive announces itself on the same connection,
-behind the data that is queued there already. Nobody waits for a send before the step is over, except for one whose answer has come.
+In the first step with a given cut of the batch, a header with the shape precedes each tensor. Later steps reuse the shapes and
+post receives one task ahead, before sends: gloo announces a receive on the same connection, behind data that is already
+queued there. Sends are waited for at the end of the step, or when their gradient has arrived.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autotune.workloads.errors import SpecError
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _MAX_DIMS = 8
 _NUM_MESSAGES = 1 << 17
-"""Of a pair of ranks in a step: tags above are those of headers, then of what shards tell each other, then of shared gradients."""
+"""Most messages of a pair of ranks in a step. Higher tags: headers, then gathers of shards, then shared gradients."""
 _HEADER, _WITHIN, _SHARED = _NUM_MESSAGES, 2 * _NUM_MESSAGES, 3 * _NUM_MESSAGES
 _SUMS = _SHARED + 1
 
@@ -51,12 +51,12 @@ class Mailbox:
         self._local: dict[Message, Tensor] = {}
 
     def begin(self, cut: Hashable) -> None:
-        """A step with its batch cut like this."""
+        """Begin a step whose batch has this cut."""
         self._has_headers = cut not in self._known
         self._shapes = self._known[cut]
 
     def post(self, messages: Iterable[Message]) -> None:
-        """Be ready for these, as far as their shapes are known."""
+        """Post receives for these messages, where shapes are known."""
         if self._has_headers:
             return
         for message in messages:
@@ -65,7 +65,7 @@ class Mailbox:
                 self._posted[message] = self._receive(message, torch.empty(shape, dtype=dtype, device=self._device))
 
     def take(self, message: Message) -> Tensor:
-        """Wait for one."""
+        """Wait for a message."""
         if message.sender == message.receiver:
             return self._local.pop(message)
         if self._has_headers:
@@ -73,20 +73,20 @@ class Mailbox:
                 message, torch.empty(2 + _MAX_DIMS, dtype=torch.int64, device=self._device), _HEADER
             )
             self._wait(work, message)
-            told = header.tolist()
-            self._shapes[message] = (_DTYPES[told[0]], tuple(told[2 : 2 + told[1]]))
+            found = header.tolist()
+            self._shapes[message] = (_DTYPES[found[0]], tuple(found[2 : 2 + found[1]]))
             dtype, shape = self._shapes[message]
             self._posted[message] = self._receive(message, torch.empty(shape, dtype=dtype, device=self._device))
         self.post([message])
         work, tensor = self._posted.pop(message)
         self._wait(work, message)
-        if message.is_gradient:  # what it answers has arrived long ago
+        if message.is_gradient:  # the message that it is the gradient of has arrived
             for sent, _ in self._sends.pop(message.answered, ()):
                 self._wait(sent, message)
         return tensor
 
     def send(self, message: Message, tensor: Tensor) -> None:
-        """Hand one over; the tensor must not change until the step is over."""
+        """Send a message; its tensor must not change until the end of the step."""
         if message.sender == message.receiver:
             self._local[message] = tensor
             return
@@ -106,7 +106,7 @@ class Mailbox:
         sends.append((self._group.send([tensor], message.receiver, tag), tensor))
 
     def swap(self, tensor: Tensor, ranks: Iterable[int], tag: int) -> dict[int, Tensor]:
-        """Each rank's tensor of this shape, told by all of them to all. For the shards of a block, which run it together."""
+        """All-gather of tensors of one shape among the shards of a block, which run it at the same time."""
         assert self._group is not None
         others = [rank for rank in ranks if rank != self._group.rank()]
         tensor = tensor.contiguous()
@@ -118,9 +118,9 @@ class Mailbox:
         return {self._group.rank(): tensor, **buffers}
 
     def sum_over(self, flat: Tensor, ranks: tuple[int, ...]) -> Callable[[], None]:
-        """Have `flat` replaced by its sum over the ranks: the same on all, to the last bit. Wait by a call.
+        """Start to replace `flat` by its sum over the ranks, bit-identical on all; the returned function waits.
 
-        Each rank adds up a shard of its own, in the order of the ranks, and tells the others: the bytes of a ring.
+        Each rank sums its own shard, in rank order, and sends the sum to the others: as many bytes as a ring.
         """
         assert self._group is not None
         group, me = self._group, ranks.index(self._group.rank())
@@ -138,14 +138,14 @@ class Mailbox:
                 self._wait(work, "shared gradients")
             if theirs:
                 shards[me].copy_(torch.stack([parts[place] for place in sorted(parts)]).sum(0))
-            told = [group.send([shards[me]], ranks[place], _SUMS) for place in theirs]
-            for work in (*sums, *sends, *told):
+            results = [group.send([shards[me]], ranks[place], _SUMS) for place in theirs]
+            for work in (*sums, *sends, *results):
                 self._wait(work, "shared gradients")
 
         return wait
 
     def finish(self) -> None:
-        """All that was sent has been taken in."""
+        """Wait until all sends are completed."""
         for message, sends in self._sends.items():
             for work, _ in sends:
                 self._wait(work, message)
@@ -154,7 +154,7 @@ class Mailbox:
         assert not self._local
 
     def close(self) -> None:
-        """Let go of the group: as long as anything holds it, peers do not learn that this rank has left."""
+        """Release the group: while a reference to it exists, peers do not detect that this rank has left."""
         self._posted.clear()
         self._sends.clear()
         self._local.clear()

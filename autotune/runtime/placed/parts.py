@@ -1,10 +1,12 @@
-"""What the blocks of a schedule compute: parts of a model, and which part reads what of which other.
+"""What the blocks of a schedule compute: parts of a model, and the inputs of each.
 
-A part has a forward and a backward, and each is a block of the schedule (`autotune.workloads.blocks`); both may be the same block. On
-several devices a part has a shard on each, and what it gives is the sum of what its shards give, or their rows one after another.
-Whoever reads it gets all the shards' pieces and puts them together, so that nothing but messages from rank to rank is needed. A
-part may stand in the program several times, on different devices, for different samples: lanes. X has two lanes, replicas of a
-chain have one each.
+The forward and the backward of a part are blocks of the schedule (`autotune.workloads.blocks`); they may be the same block. A part
+on several devices has a shard on each. Its output is the sum of the shards' outputs, or their rows concatenated. A reader
+receives the outputs of all shards and combines them, so point-to-point messages suffice.
+
+A *lane* is one path of samples through the parts of a model: the same slice of every micro-batch passes one instance of each
+part. A program may contain a part several times, in different lanes, on different devices. A chain without replicas has
+one lane, replicas of a chain have one lane each, and the X placement has two.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from autotune.workloads.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, BlockGraph
+from autotune.workloads.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, BlockGraph, half_name
 from autotune.workloads.errors import SpecError, unknown_name
 
 SUM, ROWS = "sum", "rows"
@@ -21,7 +23,7 @@ SUM, ROWS = "sum", "rows"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """What a part reads: an output of another part of its lane."""
+    """An input: an output of another part of the same lane."""
 
     part: str
     output: int = 0
@@ -35,19 +37,19 @@ class Part:
     forward: str
     """The block that runs it forward."""
     backward: str = ""
-    """The block that runs it backward; empty: none does, and nothing is kept for it."""
+    """The block that runs it backward; empty: it has no backward and saves no activations."""
     inputs: tuple[Source, ...] = ()
     data: tuple[int, ...] = ()
-    """Which tensors of the batch it reads; every rank can have them."""
+    """Indices of the batch's tensors that it reads; every rank has them."""
     num_outputs: int = 1
     loss_weight: float = 0.0
-    """Above 0: its only output is a mean over the samples, which counts this much in the loss."""
+    """Above 0: its only output is a mean over samples with this weight in the loss."""
     whole: str = SUM
-    """On several devices: what it gives is the sum of its shards' outputs, or each shard has some of the rows (samples)."""
+    """On several devices: `SUM` of the shards' outputs, or `ROWS` (samples), some per shard."""
     lane: int = 0
     parameters: tuple[str, ...] = ()
-    """What its parameters are called in the whole model, in the order of `module.parameters()`. What has one name is one tensor:
-    the gradients of all ranks that hold it are summed."""
+    """Names of its parameters in the whole model, in the order of `module.parameters()`. Parameters of one name are one tensor:
+    its gradients are summed over all ranks that hold it."""
     has_own_rows: bool = False
     """On several devices: each shard holds some rows of its parameters, not all of them."""
 
@@ -58,19 +60,19 @@ class Action:
 
     part: str
     kind: str
-    """`FORWARD`, `BACKWARD`, or of a backward in two its `INPUT` or `WEIGHT`."""
+    """`FORWARD`, `BACKWARD`, or of a split backward `INPUT` or `WEIGHT`."""
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: the derived tables are kept in the instance
 class Program:
-    """The parts of a model in an order in which each stands after those it reads, and the blocks that run them."""
+    """The parts of a model, each after those it reads, and the blocks that run them."""
 
     parts: tuple[Part, ...]
     graph: BlockGraph
     """As a Timetable has it: with split backwards as two blocks."""
 
     def __post_init__(self) -> None:
-        """A SpecError if the two do not fit together."""
+        """A SpecError if parts and blocks do not match."""
         seen: dict[str, Part] = {}
         for part in self.parts:
             if part.name in seen:
@@ -89,7 +91,7 @@ class Program:
 
     @cached_property
     def devices(self) -> Mapping[str, tuple[int, ...]]:
-        """Of each part, sorted: the place of a device is the number of its shard."""
+        """Of each part, sorted: the index of a device is its shard."""
         blocks, index = self.graph.blocks, self.graph.index
         return {part.name: tuple(sorted(blocks[index[part.forward]].devices)) for part in self.parts}
 
@@ -98,21 +100,21 @@ class Program:
         return 1 + max(part.lane for part in self.parts)
 
     def parameters(self, part: Part, rank: int) -> tuple[str, ...]:
-        """What a rank calls the parameters of a part; those of a shard with rows of its own are `NAME[shard/of]`."""
+        """Names of the parameters of a part on a rank; of a shard with its own rows `NAME[shard/of]`."""
         devices = self.devices[part.name]
         if not part.has_own_rows:
             return part.parameters
         return tuple(f"{name}[{devices.index(rank)}/{len(devices)}]" for name in part.parameters)
 
     def readers(self, part: str) -> Iterator[tuple[Part, int]]:
-        """Who reads a part, and as which of its inputs."""
+        """The readers of a part, and the index of the input."""
         for reader in self.parts:
             for index, source in enumerate(reader.inputs):
                 if source.part == part:
                     yield reader, index
 
     def actions(self) -> Mapping[str, tuple[Action, ...]]:
-        """Per block: what it runs. Forwards in the order of the parts, backwards the other way."""
+        """Per block: the passes it runs. Forwards in the order of the parts, backwards in reverse."""
         found: dict[str, list[Action]] = {block.name: [] for block in self.graph.blocks}
         for part in self.parts:
             found[part.forward].append(Action(part=part.name, kind=FORWARD))
@@ -121,7 +123,7 @@ class Program:
                 found[part.backward].append(Action(part=part.name, kind=BACKWARD))
             elif part.backward:
                 for kind in (INPUT, WEIGHT):
-                    found[f"{part.backward}.{kind}"].append(Action(part=part.name, kind=kind))
+                    found[half_name(part.backward, kind)].append(Action(part=part.name, kind=kind))
         return {name: tuple(actions) for name, actions in found.items()}
 
 
@@ -130,7 +132,7 @@ def _blocks(part: Part, graph: BlockGraph) -> tuple[str, ...]:
         return (part.forward,)
     if part.backward in graph.index:
         return part.forward, part.backward
-    return part.forward, f"{part.backward}.{INPUT}", f"{part.backward}.{WEIGHT}"
+    return part.forward, half_name(part.backward, INPUT), half_name(part.backward, WEIGHT)
 
 
 def _check_inputs(part: Part, before: Mapping[str, Part]) -> None:

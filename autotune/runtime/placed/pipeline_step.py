@@ -1,4 +1,4 @@
-"""A step of a pipeline as one rank saw it: its passes one by one, what it waited for, and the sums that trials are scored by."""
+"""A measured pipeline step of one rank: its passes and waits, and the sums that score a trial."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from autotune.profilers.timeline import Span, Timeline
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineStep:
-    """One step of one rank; moments on the performance counter."""
+    """One step of one rank; times on the performance counter."""
 
     begin_s: float
     data_s: float
-    """The batch was there."""
+    """The batch was loaded."""
     computed_s: float
-    """The last pass of this rank was over."""
+    """The last pass of this rank ended."""
     reduced_s: float
-    """Gradients were complete, also those that other ranks share."""
+    """Gradients were complete, including shared ones."""
     end_s: float
-    """Parameters were up to date, if the step was a trainer's."""
+    """Parameters were updated, if the step has an optimizer."""
     loss_share: float
-    """What this rank computed of the loss: the sum over ranks is the loss of the whole batch."""
+    """This rank's part of the loss: the sum over ranks is the loss of the batch."""
     spans: tuple[Span, ...] = field(repr=False)
     """Passes and the waits between them."""
     late_s: float = 0.0
-    """Emulated: how far real work ran behind the device, at worst."""
+    """Emulated devices: the largest lag of the real work."""
 
     @property
     def total_s(self) -> float:
@@ -34,16 +34,16 @@ class PipelineStep:
 
     @property
     def compute_s(self) -> float:
-        passes_s = sum(span.duration_s for span in self.spans if span.lane == "compute")
+        passes_s = sum(span.duration_s for span in self.spans if span.track == "compute")
         return passes_s + self.data_s - self.begin_s + self.end_s - self.reduced_s
 
     @property
     def wait_s(self) -> float:
-        """Bubbles, and what shared gradients took."""
+        """Bubbles, and the sums of shared gradients."""
         return self.total_s - self.compute_s
 
     def timeline(self, rank: int) -> Timeline:
-        """The step as spans, on the clock it was measured with."""
+        """The step as spans, on the performance counter."""
         around = tuple(span for span in self._around(rank) if span.duration_s > 0)
         return Timeline.merge([Timeline(spans=(*self.spans, *around))])
 
@@ -53,5 +53,5 @@ class PipelineStep:
             ("host", "wait", self.computed_s, self.reduced_s),
             ("compute", "optimizer", self.reduced_s, self.end_s),
         ]
-        for lane, kind, start_s, end_s in moments:
-            yield Span(rank=rank, lane=lane, kind=kind, op=kind, start_s=start_s, end_s=end_s)
+        for track, kind, start_s, end_s in moments:
+            yield Span(rank=rank, track=track, kind=kind, op=kind, start_s=start_s, end_s=end_s)

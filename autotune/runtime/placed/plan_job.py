@@ -1,13 +1,15 @@
-"""A plan with pipeline stages as a job that runs: any order of passes, replicas of stages with uneven shares of the batch.
+"""The job of a plan with pipeline stages: any order of passes, replicas of stages with uneven shares of the batch.
 
-Stages may have different replicas, and shares that end at different samples. Every end of a share at any stage cuts the
-micro-batch there: lanes, each of which is one rank's at every stage. A rank runs its lanes of a micro-batch one after another; its
-gradients add up, and those of replicas are summed at the end of the step.
+Stages may differ in replicas and in shares. Every boundary between shares, at any stage, cuts the micro-batch into lanes: at
+every stage a lane is on one rank. A rank runs its lanes of a micro-batch one after another (the slices of a pass,
+`autotune.workloads.pass_names`). Its gradients accumulate; those of replicas are summed at the end of the step.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from torch import nn
@@ -26,6 +28,7 @@ from autotune.runtime.placed.trainer import PipelineJob
 from autotune.workloads.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, Block, BlockGraph, Slot, Timetable
 from autotune.workloads.errors import SpecError
 from autotune.workloads.graph import OpGraph
+from autotune.workloads.pass_names import pass_name
 from autotune.workloads.plan import PipelinePlan, Plan
 from autotune.workloads.stage_order import is_split
 from autotune.workloads.workload import Workload, check_no_stages, loop_of
@@ -34,8 +37,20 @@ Lanes = list[tuple[int, tuple[int, ...]]]
 """Samples of each lane in a micro-batch, and its rank at each stage."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LanePlace:
+    """Where a lane runs at one stage: its replica, and its index among the lanes of that replica."""
+
+    stage: int
+    replica: int
+    slice: int
+
+    def name(self, kind: str) -> str:
+        return pass_name(kind, self.stage, replica=self.replica, slice_=self.slice)
+
+
 def plan_job(workload: Workload, plan: Plan, graph: OpGraph, *, paced: bool = True) -> PipelineJob:
-    """The job of a plan; `graph`: the model's ops, which the plan's cut counts. `paced`: devices that state a speed emulate it."""
+    """The job of a plan; `graph`: the ops that the plan's cut indexes. `paced`: emulate devices that state a speed."""
     pipeline = plan.pipeline
     if pipeline is None:
         raise SpecError("the plan has no pipeline stages: train it as a data-parallel one")
@@ -53,11 +68,8 @@ def plan_job(workload: Workload, plan: Plan, graph: OpGraph, *, paced: bool = Tr
         assembly, modules, names = Assembly(), stage_modules(workload, model), parameter_names(model)
         first = first_modules(graph, model, modules, pipeline.first_ops)
         ops = module_ops(graph, model, modules) if paced else ()
-        for lane in range(len(lanes)):
-            blocks = [
-                StageBlocks(forward=_name(FORWARD, stage, lane), backward=_name(BACKWARD, stage, lane))
-                for stage in range(len(first))
-            ]
+        for lane, places in enumerate(lane_places(pipeline, lanes)):
+            blocks = [StageBlocks(forward=place.name(FORWARD), backward=place.name(BACKWARD)) for place in places]
             add_chain(
                 assembly,
                 workload,
@@ -83,14 +95,14 @@ def plan_job(workload: Workload, plan: Plan, graph: OpGraph, *, paced: bool = Tr
 
 
 def num_tensors(workload: Workload) -> int:
-    """Of a batch: the last stage hands all of them to the loss."""
+    """Tensors of a batch: the last stage passes all of them to the loss."""
     sample, collate = workload.dataset()[0], getattr(workload, "collate", None)
     batch = sample if collate is None else collate([sample])
     return len(batch) if isinstance(batch, tuple | list) else 1
 
 
 def lanes_of(pipeline: PipelinePlan, samples: Sequence[int]) -> Lanes:
-    """The coarsest cut of a micro-batch that respects every stage's."""
+    """The coarsest common refinement of the shares of all stages."""
     ends = [
         [end // pipeline.micro_batches for end in accumulate(samples[rank] for rank in ranks)]
         for ranks in pipeline.stage_ranks
@@ -108,48 +120,55 @@ def lanes_of(pipeline: PipelinePlan, samples: Sequence[int]) -> Lanes:
     ]
 
 
+def lane_places(pipeline: PipelinePlan, lanes: Lanes) -> list[list[LanePlace]]:
+    """Per lane and stage."""
+    slices: Counter[int] = Counter()
+    found: list[list[LanePlace]] = []
+    for _, ranks in lanes:
+        found.append(
+            [
+                LanePlace(stage=stage, replica=pipeline.stage_ranks[stage].index(rank), slice=slices[rank])
+                for stage, rank in enumerate(ranks)
+            ]
+        )
+        slices.update(ranks)
+    return found
+
+
 def _table(pipeline: PipelinePlan, lanes: Lanes, num_ranks: int) -> Timetable:
-    """Only its order counts: it has no times."""
-    passes = pipeline.passes()
+    """An order only: all times are 0."""
+    passes, places = pipeline.passes(), lane_places(pipeline, lanes)
     order: list[tuple[Slot, ...]] = [()] * num_ranks
     for stage, replicas in enumerate(pipeline.stage_ranks):
         for rank in replicas:
             mine = [lane for lane, (_, ranks) in enumerate(lanes) if ranks[stage] == rank]
             order[rank] = tuple(
-                Slot(block=_name(kind, stage, lane), microbatch=microbatch, start_s=0.0)
+                Slot(block=places[lane][stage].name(kind), microbatch=microbatch, start_s=0.0)
                 for kind, microbatch in passes[stage]
                 for lane in mine
             )
     blocks = tuple(
         block
         for lane, (_, ranks) in enumerate(lanes)
-        for block in _blocks(lane, ranks, [is_split(one) for one in passes])
+        for block in _blocks(ranks, places[lane], [is_split(one) for one in passes])
     )
     graph = BlockGraph(num_devices=num_ranks, memory=(float("inf"),) * num_ranks, blocks=blocks)
     return Timetable(graph=graph, num_microbatches=pipeline.micro_batches, order=tuple(order))
 
 
-def _blocks(lane: int, ranks: Sequence[int], split: Sequence[bool]) -> Iterator[Block]:
-    """Of one lane: there and back; a split backward is two blocks, of which the next stage waits for the first."""
+def _blocks(ranks: Sequence[int], places: Sequence[LanePlace], split: Sequence[bool]) -> Iterator[Block]:
+    """Of one lane: forward, then backward. A split backward is two blocks; the stage before depends on the first."""
     after: tuple[str, ...] = ()
     for stage, rank in enumerate(ranks):
-        name = _name(FORWARD, stage, lane)
+        name = places[stage].name(FORWARD)
         yield Block(name=name, devices=(rank,), seconds=0.0, memory=1.0, after=after)
         after = (name,)
     for stage, rank in reversed(list(enumerate(ranks))):
-        name = _name(INPUT if split[stage] else BACKWARD, stage, lane)
+        name = places[stage].name(INPUT if split[stage] else BACKWARD)
         if not split[stage]:
             yield Block(name=name, devices=(rank,), seconds=0.0, memory=-1.0, after=after)
         else:
-            whole, last = _name(BACKWARD, stage, lane), _name(WEIGHT, stage, lane)
+            whole, last = places[stage].name(BACKWARD), places[stage].name(WEIGHT)
             yield Block(name=name, devices=(rank,), seconds=0.0, after=after, whole=whole, part=INPUT)
             yield Block(name=last, devices=(rank,), seconds=0.0, memory=-1.0, after=(name,), whole=whole, part=WEIGHT)
         after = (name,)
-
-
-def _name(kind: str, stage: int, lane: int) -> str:
-    """As the simulator calls them and `parts.Program` looks for them: f1, b1, or b1.input and b1.weight; other lanes' f1.1 …."""
-    where = f"{stage}.{lane}" if lane else f"{stage}"
-    if kind == FORWARD:
-        return f"f{where}"
-    return f"b{where}" if kind == BACKWARD else f"b{where}.{kind}"

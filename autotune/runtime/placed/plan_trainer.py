@@ -1,4 +1,4 @@
-"""Training by a plan with pipeline stages, as a trial wants it: the same steps, meter, trace and end as data-parallel training."""
+"""Trainer of a plan with pipeline stages: the same steps, memory meter, trace and shutdown as data-parallel training."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from autotune.workloads.workload import Workload
 
 
 class PlanPipelineTrainer(PipelineTrainer):
-    """One rank of a plan with stages. `graph`: the model's ops, which the plan's cut counts."""
+    """One rank of a plan with stages. `graph`: the ops that the plan's cut indexes."""
 
-    def __init__(  # noqa: PLR0913 - what a trainer is made of
+    def __init__(  # noqa: PLR0913 - the parts of a trainer
         self,
         workload: Workload,
         plan: Plan,
@@ -46,7 +46,7 @@ class PlanPipelineTrainer(PipelineTrainer):
         return self._timed(super().metered_step)
 
     def _timed(self, take: Callable[[], PipelineStep]) -> PipelineStep:
-        """A step on the device that the trace, if there is one, makes of this rank's."""
+        """A step; with a scenario, on the device that the scenario gives this rank."""
         if self.rank_context.replay is not None:
             device = self.rank_context.replay.enter(num_steps=self.num_steps, trained_s=self._trained_s)
             if self.pacer is not None:
@@ -55,18 +55,18 @@ class PlanPipelineTrainer(PipelineTrainer):
         self._trained_s += step.total_s
         return step
 
-    def meet(self) -> None:
-        """Wait until every rank is here: a step leaves nothing on its way."""
+    def barrier(self) -> None:
+        """Barrier over all ranks; after a step nothing is in flight."""
         self.group.barrier().wait()
 
     def flush(self) -> None:
-        """A step leaves nothing on its way."""
+        """After a step nothing is in flight."""
 
     def record_collectives(self, *, on: bool) -> None:
-        """Every step notes its passes and waits anyway."""
+        """Every step records its passes and waits anyway."""
 
     def whole_model(self) -> nn.Module:
-        """All stages as they are now, each told by the first rank that holds it; called by all ranks together."""
+        """The state of all stages, each from the first rank that holds it; a collective call."""
         pipeline = self.plan.pipeline
         assert pipeline is not None
         model = self._workload.model()
@@ -86,13 +86,13 @@ class PlanPipelineTrainer(PipelineTrainer):
         return next(module for name, module in self.executor.modules.items() if name.endswith(f".{stage}"))
 
     def close(self, error: BaseException | None = None) -> None:  # noqa: ARG002 - as the data-parallel trainer is ended
-        """Let go of the group: as long as anything holds it, peers do not learn that this rank has left."""
+        """Release the group: while a reference to it exists, peers do not detect that this rank has left."""
         super().close()
         if hasattr(self, "group"):
             del self.group
 
 
 def _copy(source: nn.Module, target: nn.Module) -> None:
-    """The last stage has its loss around it: the names differ, the tensors are the same in number and order."""
+    """The last stage is wrapped with its loss: names differ, but number and order of the tensors are the same."""
     for held, wanted in zip(source.state_dict().values(), target.state_dict().values(), strict=True):
         wanted.copy_(held)

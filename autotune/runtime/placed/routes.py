@@ -1,8 +1,8 @@
-"""Which rank sends what to which, and when: read from the program and the order of the timetable, the same on every rank.
+"""The messages between ranks, derived from the program and the order of the timetable, identically on every rank.
 
-A rank goes through its actions in order. Before one it needs the messages for it, after one it sends what others need; sending
-never waits. So ranks cannot wait for each other in a circle if there is one order of all actions that every rank's order is part of,
-and that is checked here before anything runs: a timetable may order blocks by what its graph says, but the parts may read more.
+A rank runs its actions in order: it receives the messages of an action before it, and sends the results after it. Sends do not
+block, so ranks cannot deadlock if one order of all actions contains the order of every rank. This is checked here
+before anything runs: a timetable follows the dependencies of its graph, but parts may read more than those.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from autotune.workloads.errors import SpecError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """An output of a part for one that reads it, or the gradient of it on the way back. `sender` may be `receiver`."""
+    """An output of a part for a reader, or its gradient in the opposite direction. `sender` may equal `receiver`."""
 
     reader: str
     index: int
-    """Which of the reader's inputs."""
+    """Index of the reader's input."""
     is_gradient: bool
     microbatch: int
     sender: int
@@ -59,14 +59,14 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Routes:
-    """Per rank: its tasks in order; and the numbers of the messages, counted for each pair of ranks."""
+    """Per rank: its tasks in order; and the tags of messages, numbered per pair of ranks."""
 
     tasks: tuple[tuple[Task, ...], ...]
     tags: dict[Message, int] = field(repr=False)
 
 
 def make_routes(program: Program, table: Timetable) -> Routes:
-    """What every rank does; SpecError if ranks would wait for each other for ever."""
+    """The tasks of every rank; SpecError if ranks would deadlock."""
     if set(table.graph.index) != set(program.graph.index):
         raise SpecError(
             "the timetable is of other blocks than the program: make the program from the timetable's graph"
@@ -91,7 +91,7 @@ def make_routes(program: Program, table: Timetable) -> Routes:
     return Routes(tasks=tasks, tags=tags)
 
 
-def _task(  # noqa: PLR0913, PLR0917 - a place in the order
+def _task(  # noqa: PLR0913, PLR0917 - a position in the order
     program: Program, rank: int, block: str, microbatch: int, actions: tuple[Action, ...], place: int
 ) -> Task:
     part, kind = program.by_name[actions[place].part], actions[place].kind
@@ -119,7 +119,7 @@ def _task(  # noqa: PLR0913, PLR0917 - a place in the order
 
 
 def _read(program: Program, part: Part, rank: int, microbatch: int) -> Iterator[Message]:
-    """Input by input, and shard by shard of what is read."""
+    """One message per input and shard of its source."""
     for index, source in enumerate(part.inputs):
         for sender in program.devices[source.part]:
             yield Message(
@@ -145,7 +145,7 @@ def _handed_on(
 
 
 def _check_order(tasks: tuple[tuple[Task, ...], ...]) -> None:
-    """Go through all ranks' tasks as far as messages allow; the shards of a block may talk, so they begin together."""
+    """Advance all ranks as far as messages allow. Shards of a block may communicate, so they start together."""
     sent: set[Message] = set()
     done: set[tuple[str, int, int]] = set()
     place = [0] * len(tasks)

@@ -1,8 +1,8 @@
-"""Layers whose vocabulary is too large for one device: an embedding by rows, an output layer with its cross entropy by classes.
+"""Vocabulary-parallel layers: an embedding sharded by rows, an output layer with its cross entropy sharded by classes.
 
-As in Megatron-LM (Shoeybi et al. 2019): each device has some of the rows. What an embedding gives is the sum over devices, each adding
-zeros for the tokens of others. Of the output layer no logits travel: a device tells its largest logit, its sum of exponentials
-and its target's logit for each row, three numbers, in one round; backward needs nothing of the others.
+As in Megatron-LM (Shoeybi et al. 2019), each device holds some of the rows. The output of an embedding is the sum over devices,
+with zeros for the tokens of others. The output layer sends no logits: for each row, a device sends its largest logit, its sum
+of exponentials and the logit of its target, three numbers in one round. Backward needs no communication.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Peers:
 
 
 class Sharded(nn.Module):
-    """A module that talks to the other shards of its part."""
+    """A module that communicates with the other shards of its part."""
 
     peers: Peers | None = None
-    """Given by the executor."""
+    """Set by the executor."""
 
 
 def own_rows(num_rows: int, shard: int, num_shards: int) -> range:
@@ -41,13 +41,13 @@ def own_rows(num_rows: int, shard: int, num_shards: int) -> range:
 
 
 def shard_of(weight: Tensor, shard: int, num_shards: int) -> nn.Parameter:
-    """A copy of a shard's rows: the whole table can be let go."""
+    """A copy of a shard's rows, so that the whole table can be freed."""
     rows = own_rows(len(weight), shard, num_shards)
     return nn.Parameter(weight.detach()[rows.start : rows.stop].clone(), requires_grad=weight.requires_grad)
 
 
 class RowShardedEmbedding(nn.Module):
-    """A shard's share of the embedding of all tokens. Parts that use it are put together by sum."""
+    """A shard's share of the embedding of all tokens. Parts that use it are combined by `SUM`."""
 
     def __init__(self, weight: nn.Parameter, first: int) -> None:
         """`weight`: the rows from `first` on."""
@@ -62,7 +62,7 @@ class RowShardedEmbedding(nn.Module):
 
 
 class ClassShardedLoss(Sharded):
-    """Output layer without bias and mean cross entropy, with some of the classes. Every shard gives the same loss."""
+    """Output layer without bias and mean cross entropy, with some of the classes. Every shard returns the same loss."""
 
     def __init__(self, weight: nn.Parameter, first: int) -> None:
         """`weight`: the rows of the classes from `first` on."""
@@ -77,7 +77,7 @@ class ClassShardedLoss(Sharded):
 
 
 class _ShardedCrossEntropy(torch.autograd.Function):
-    """log Σ exp(logit) - logit of the target, over the classes of all shards; the gradient is softmax - one-hot, of one's own."""
+    """log Σ exp(logit) - logit of the target, over the classes of all shards; the gradient is softmax - one-hot, of the shard's own classes."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, local: Tensor, peers: Peers) -> Tensor:
@@ -86,11 +86,11 @@ class _ShardedCrossEntropy(torch.autograd.Function):
         largest = logits.max(dim=1).values
         exponentials = (logits - largest[:, None]).exp_()
         of_target = logits.gather(1, local[:, None])[:, 0] * is_mine
-        told = peers.gather(torch.stack([largest, exponentials.sum(dim=1), of_target]))
-        top = told[:, 0].max(dim=0).values
-        total = (told[:, 1] * (told[:, 0] - top).exp()).sum(dim=0)
+        gathered = peers.gather(torch.stack([largest, exponentials.sum(dim=1), of_target]))
+        top = gathered[:, 0].max(dim=0).values
+        total = (gathered[:, 1] * (gathered[:, 0] - top).exp()).sum(dim=0)
         ctx.save_for_backward(exponentials.mul_(((largest - top).exp() / total)[:, None]), local, is_mine)
-        return (total.log() + top - told[:, 2].sum(dim=0)).mean()
+        return (total.log() + top - gathered[:, 2].sum(dim=0)).mean()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:

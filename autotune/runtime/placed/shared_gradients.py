@@ -1,7 +1,7 @@
-"""Gradients of what several ranks hold, summed once per step: tied layers on different stages, lanes, shards by rows.
+"""Sums of the gradients of parameters that several ranks hold, once per step: tied layers, lanes, row shards.
 
-Parameters with the same holders are one tensor for each dtype, of which each holder adds up a shard, so that all have the same
-sum to the last bit and stay equal for ever.
+Parameters with the same holders form one tensor per dtype. Each holder sums one shard of it, so the sums are bit-identical on
+all holders and the parameters stay equal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autotune.workloads.errors import SpecError
 
 
 class SharedGradients:
-    """What one rank shares with which others."""
+    """The shared parameters of one rank."""
 
     def __init__(self, program: Program, modules: Mapping[str, nn.Module], rank: int) -> None:
         holders: dict[str, set[int]] = defaultdict(set)
@@ -54,7 +54,7 @@ class SharedGradients:
         return sum(p.numel() * p.element_size() for _, parameters in self._groups for p in parameters)
 
     def sum(self, mailbox: Mailbox) -> None:
-        """Have every gradient be the sum over its holders."""
+        """Replace every shared gradient by the sum over its holders."""
         waits = []
         for ranks, parameters in self._groups:
             gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
@@ -67,12 +67,12 @@ class SharedGradients:
 
 
 def _check_rows(program: Program) -> None:
-    """A table is whole on all its ranks or in the same shards on all of them."""
-    ways: dict[str, set[tuple[int, ...] | None]] = defaultdict(set)
+    """A parameter must be whole on all its ranks, or sharded alike on all of them."""
+    holders: dict[str, set[tuple[int, ...] | None]] = defaultdict(set)
     for part in program.parts:
         for name in part.parameters:
-            ways[name].add(program.devices[part.name] if part.has_own_rows else None)
-    for name, found in ways.items():
+            holders[name].add(program.devices[part.name] if part.has_own_rows else None)
+    for name, found in holders.items():
         if len(found) > 1:
             raise SpecError(
                 f"parameter {name!r} is held whole by one part and by rows by another, or by rows on different devices: "

@@ -1,9 +1,9 @@
-"""A workload's model as parts: cut between its modules into stages, each known on all ranks, built on the ranks that run it.
+"""A workload's model as parts: cut between its modules into stages, described on all ranks, built on the ranks that run them.
 
-A model can be cut if it is a `nn.Sequential`, or if its workload offers `stages(model)`: modules that, called one after
-another, are the model. The first is called with the batch's first tensor; the last stage computes the workload's own loss, to which
-it hands itself as a model that has its inputs already. The whole model is drawn from the seed on the host, as without a
-pipeline; what a rank does not run is let go.
+A model can be cut if it is a `nn.Sequential`, or if its workload has `stages(model)`: modules that, called one after another,
+compute the model. The first is called with the batch's first tensor. The last stage computes the workload's own loss, to
+which it passes a model that ignores its arguments and continues from the stage's input. Every rank initializes the whole
+model from the seed on the host, as without a pipeline, and frees the modules that it does not run.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from typing import Any
 from torch import Tensor, nn
 
 from autotune.runtime.placed.parts import SUM, Part, Program, Source
-from autotune.workloads.blocks import BlockGraph
+from autotune.workloads.blocks import BACKWARD, FORWARD, BlockGraph
 from autotune.workloads.capture import LOSS, MODEL
 from autotune.workloads.errors import SpecError
 from autotune.workloads.graph import Op, OpGraph
+from autotune.workloads.pass_names import pass_name
 from autotune.workloads.workload import Workload
 
 Builder = Callable[[int, int], nn.Module]
-"""Makes the module of a part: number of the shard, of how many."""
+"""Makes the module of a part from the shard's index and the number of shards."""
 
 
 @dataclass(kw_only=True)
 class Assembly:
-    """Parts as they are put together; `program` is what runs."""
+    """Collects parts and makes a `Program` of them."""
 
     parts: list[Part] = field(default_factory=list)
     builders: dict[str, Builder] = field(default_factory=dict)
     ops: dict[str, tuple[Op, ...]] = field(default_factory=dict)
-    """Of each part, where costs are known."""
+    """Of each part, for emulated devices."""
 
     def add(self, part: Part, builder: Builder, ops: Iterable[Op] = ()) -> None:
         self.parts.append(part)
@@ -45,7 +46,7 @@ class Assembly:
         return Program(parts=tuple(self.parts), graph=graph)
 
     def modules(self, program: Program, rank: int) -> dict[str, nn.Module]:
-        """Of the parts that a rank runs, and no others."""
+        """The modules of the parts that a rank runs."""
         found: dict[str, nn.Module] = {}
         for part in program.parts:
             devices = program.devices[part.name]
@@ -71,12 +72,12 @@ class LossStage(nn.Module):
         self._loss = workload.loss
 
     def forward(self, stream: Tensor, *batch: Tensor) -> Tensor:
-        """`stream`: what the stage reads, of which the loss knows nothing."""
+        """`stream`: the output of the previous stage, which is not passed to the loss."""
         return self._loss(_Given(self.module, stream), batch)
 
 
 class _Given(nn.Module):
-    """A model whose inputs have come so far already."""
+    """A model that continues from the output of the previous stage."""
 
     def __init__(self, module: nn.Module, stream: Tensor) -> None:
         super().__init__()
@@ -100,7 +101,7 @@ def stage_modules(workload: Workload, model: nn.Module) -> list[nn.Module]:
 
 
 def even_stages(num_modules: int, num_stages: int) -> tuple[int, ...]:
-    """The first module of each stage, with as many modules in each as can be."""
+    """The first module of each stage, with equally many modules in each, up to one."""
     if num_modules < num_stages:
         raise SpecError(f"{num_modules} modules cannot be cut into {num_stages} stages: use fewer stages")
     return tuple(num_modules * stage // num_stages for stage in range(num_stages))
@@ -109,7 +110,7 @@ def even_stages(num_modules: int, num_stages: int) -> tuple[int, ...]:
 def first_modules(
     graph: OpGraph, model: nn.Module, modules: Sequence[nn.Module], first_ops: Sequence[int]
 ) -> tuple[int, ...]:
-    """The same cut in modules as a plan's in ops; SpecError if it goes through a module."""
+    """The cut of a plan in modules instead of ops; SpecError if it lies inside a module."""
     owner = module_of_op(graph, model, modules)
     allowed = cut_ops(owner)
     for first in first_ops:
@@ -124,12 +125,12 @@ def first_modules(
 
 
 def cut_ops(owner: Sequence[int]) -> list[int]:
-    """Where a stage may begin: the ops before it are of earlier modules than those from it on."""
+    """Ops at which a stage may begin: all ops before are of earlier modules than all ops from there on."""
     return [0, *(index for index in range(1, len(owner)) if max(owner[:index]) < min(owner[index:]))]
 
 
 def module_ops(graph: OpGraph, model: nn.Module, modules: Sequence[nn.Module]) -> list[list[Op]]:
-    """Of each module: its ops; the loss is the last one's."""
+    """The ops of each module; the loss belongs to the last."""
     found: list[list[Op]] = [[] for _ in modules]
     for op, owner in zip(graph.ops, module_of_op(graph, model, modules), strict=True):
         found[owner].append(op)
@@ -137,7 +138,7 @@ def module_ops(graph: OpGraph, model: nn.Module, modules: Sequence[nn.Module]) -
 
 
 def module_of_op(graph: OpGraph, model: nn.Module, modules: Sequence[nn.Module]) -> list[int]:
-    """Per op: the module that it is in. The loss, and what the model does itself, count for the last one."""
+    """Per op: the index of its module. The loss and ops outside every module belong to the last."""
     names = {id(module): name for name, module in model.named_modules()}
     tops = [names.get(id(module), "") for module in modules]
     owners = []
@@ -152,7 +153,7 @@ def module_of_op(graph: OpGraph, model: nn.Module, modules: Sequence[nn.Module])
 
 
 def parameter_names(model: nn.Module) -> dict[int, str]:
-    """What a tensor is called: by the first name it has in the whole model, wherever else it is used."""
+    """Per parameter (by id): its first name in the whole model."""
     return {id(parameter): name for name, parameter in model.named_parameters()}
 
 
@@ -162,7 +163,7 @@ def names_of(module: nn.Module, names: Mapping[int, str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """Stages one after another: what they are made of, and their place in the whole."""
+    """A chain of stages: its modules, and its place in the program."""
 
     modules: Sequence[nn.Module]
     first: Sequence[int]
@@ -170,23 +171,23 @@ class Chain:
     blocks: Sequence[StageBlocks]
     """Of each stage."""
     names: Mapping[int, str]
-    """What parameters are called in the whole model (`parameter_names`)."""
+    """Names of parameters in the whole model (`parameter_names`)."""
     prefix: str = "s"
-    """Parts are called by it and the number of their stage."""
+    """Names of parts: the prefix and the stage."""
     lane: int = 0
     source: Source | None = None
-    """What the first stage reads; None: the batch."""
+    """Input of the first stage; None: the batch."""
     loss_weight: float = 1.0
-    """What the last stage's loss counts; 0: the last stage gives no loss."""
+    """Weight of the last stage's loss; 0: the last stage has no loss."""
     num_data: int = 2
     """Tensors of a batch."""
     whole: str = SUM
     ops: Sequence[Sequence[Op]] = ()
-    """Of each module, where costs are known."""
+    """Of each module, for emulated devices."""
 
 
 def add_chain(assembly: Assembly, workload: Workload, chain: Chain) -> None:
-    """Stages one after another. The first reads the chain's source, or the batch; the last gives the loss."""
+    """Stages one after another. The first reads the chain's source, or the batch; the last returns the loss."""
     ends, source = [*chain.first, len(chain.modules)], chain.source
     for number, ((begin, end), block) in enumerate(zip(pairwise(ends), chain.blocks, strict=True)):
         module: nn.Module = nn.Sequential(*chain.modules[begin:end])
@@ -216,5 +217,8 @@ def _one(module: nn.Module, _shard: int, _num_shards: int) -> nn.Module:
 
 
 def chain_blocks(num_stages: int) -> list[StageBlocks]:
-    """As `autotune.schedule` names the blocks of a cut: f0 …, b0 …."""
-    return [StageBlocks(forward=f"f{stage}", backward=f"b{stage}") for stage in range(num_stages)]
+    """The blocks of stages without replicas."""
+    return [
+        StageBlocks(forward=pass_name(FORWARD, stage), backward=pass_name(BACKWARD, stage))
+        for stage in range(num_stages)
+    ]

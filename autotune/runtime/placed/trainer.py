@@ -1,7 +1,7 @@
 """Pipelined training of a workload by a timetable: the same samples, in the same order, as training on one device.
 
-Every rank draws the whole model from the seed, keeps what it runs, and has an optimizer for that. Optimizers that look at one
-parameter at a time then do what they would do to the whole model.
+Every rank initializes the whole model from the seed, keeps the modules that it runs, and has an optimizer for those. For
+optimizers that treat each parameter separately, the update equals that of the whole model.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from autotune.workloads.workload import Workload
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineJob:
-    """What is trained, cut how, in which order; the same on all ranks."""
+    """Workload, parts and order of a pipelined job; the same on all ranks."""
 
     workload: Workload
     assemble: Callable[[nn.Module], Assembly]
     """The model's parts (`autotune.runtime.placed.stages`); with their ops where devices are emulated."""
     table: Timetable
     samples: tuple[tuple[int, ...], ...] = ()
-    """Per lane: of each micro-batch. Empty: as equal as can be."""
+    """Per lane: samples of each micro-batch. Empty: as equal as possible."""
 
 
 class PipelineTrainer:
@@ -83,7 +83,7 @@ class PipelineTrainer:
         return self._step(nullcontext)
 
     def metered_step(self) -> PipelineStep:
-        """A step that also meters memory and raises InfeasiblePlanError where the device could not hold it; not for scoring."""
+        """A step that also meters memory and raises InfeasiblePlanError where the device's memory is exceeded; not for scoring."""
         meter = SavedTensorMeter(self.model)
         step = self._step(meter.watch)
         held = 0
@@ -96,7 +96,7 @@ class PipelineTrainer:
         return step
 
     def close(self) -> None:
-        """Let go of the group."""
+        """Release the group."""
         self._batches.close()
         self.executor.close()
 
@@ -122,7 +122,7 @@ class PipelineTrainer:
         return tuple(batch), cut if self._loss_weights is None else self._weighted(cut, rows, self._loss_weights)
 
     def _weighted(self, cut: BatchCut, rows: list[int], loss_weights: Tensor) -> BatchCut:
-        """The cut, with what its micro-batches' losses count in this step."""
+        """The cut, with the weights of its micro-batches' losses in this step."""
         counts = loss_weights[self._batches.indices(self.num_steps)[0]]
         total, counts = counts.sum(), counts[rows]
 

@@ -1,6 +1,6 @@
-"""Vocabularies on all devices as parts: an embedding by rows, an output layer with its loss by classes; tied, if one likes.
+"""Vocabulary-parallel parts: an embedding sharded by rows and an output layer with its loss sharded by classes, tied or not.
 
-Parts of one table hold the same rows on a device, as one tensor, so that tied gradients add up where they are.
+Parts of one table hold the same rows of it on a device as one tensor, so tied gradients accumulate in place.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Vocabulary:
         self._add(assembly, part, RowShardedEmbedding, ops)
         return Source(part=name)
 
-    def add_loss(  # noqa: PLR0913 - a part's place in the whole
+    def add_loss(  # noqa: PLR0913 - a part's place in the program
         self,
         assembly: Assembly,
         name: str,
@@ -47,7 +47,7 @@ class Vocabulary:
         loss_weight: float = 1.0,
         ops: Sequence[Op] = (),
     ) -> None:
-        """A part that turns what it reads into logits and compares them with the targets in a tensor of the batch."""
+        """A part that computes logits and their cross entropy with the targets in a tensor of the batch."""
         part = Part(name=name, forward=blocks.forward, backward=blocks.backward, data=(data,))
         self._add(assembly, replace(part, inputs=(source,), loss_weight=loss_weight), ClassShardedLoss, ops)
 

@@ -1,10 +1,10 @@
-"""Backward in two: gradients of a part's inputs now, those of its weights later, and nothing computed twice.
+"""Split backward: gradients of a part's inputs first, those of its weights later, without computing anything twice.
 
-Zero-bubble schedules (Qi et al. 2023) put the weights' half off. A layer's weight gradient needs its input, which autograd has saved, and
-the gradient of its output. The first half asks autograd for that, too, and in the second half autograd goes from each layer's
-output to its parameters only: one step. A parameter that can be reached in another way as well (a layer that is called twice, shared
-weights, parameters beside submodules or read from outside) would be missed or counted twice, so if there is one the second
-half goes through the whole part once more.
+Zero-bubble schedules (Qi et al. 2023) delay the weight half. A layer's weight gradient needs its input, which autograd has saved,
+and the gradient of its output. The input half requests the latter from autograd as well, and in the weight half autograd runs
+from each layer's output to its parameters only. A parameter with another path in the graph (a layer that is called twice,
+shared weights, parameters beside submodules or read from outside) would be missed or counted twice: with such a parameter
+the weight half runs the whole backward again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class WeightParts:
 
     @contextmanager
     def noting(self) -> Iterator[Notes]:
-        """While the part runs forward."""
+        """Records the layers while the part runs forward."""
         notes = Notes(self._parameters)
         handles = [layer.register_forward_hook(notes.called) for layer in self._layers]
         try:
@@ -38,19 +38,19 @@ class WeightParts:
 
 
 class Notes:
-    """What one micro-batch's weight half needs."""
+    """The inputs of one micro-batch's weight half."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self._parameters = parameters
         self._calls: list[tuple[nn.Module, Any]] = []
         self._known: list[tuple[list[nn.Parameter], Tensor, Tensor]] | None = None
-        """Per layer: its parameters, its output and the gradient of that. None: go through the whole part."""
+        """Per layer: its parameters, its output and the gradient of it. None: run the whole backward."""
 
     def called(self, layer: nn.Module, _inputs: Any, output: Any) -> None:
         self._calls.append((layer, output))
 
     def inputs(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
-        """The first half: leave the gradients in the inputs."""
+        """The input half: store the gradients in the inputs."""
         calls = [(layer, made) for layer, made in self._calls if isinstance(made, Tensor) and made.requires_grad]
         self._calls.clear()
         is_plain = self._is_plain(calls, outputs)
@@ -65,7 +65,7 @@ class Notes:
             self._known = [(_own(layer), made, gradient) for (layer, made), gradient in pairs if gradient is not None]
 
     def weights(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """The second half: add to the gradients of the weights."""
+        """The weight half: accumulate the gradients of the weights."""
         if self._known is not None:
             for own, made, gradient in self._known:
                 torch.autograd.backward([made], [gradient], inputs=own)
@@ -87,7 +87,7 @@ def _own(layer: nn.Module) -> list[nn.Parameter]:
 
 
 def _reads(outputs: Sequence[Tensor]) -> Counter[int]:
-    """How often autograd's graph leads to each leaf."""
+    """Per leaf: the number of edges of autograd's graph that lead to it."""
     found: Counter[int] = Counter()
     waiting: list[Any] = [output.grad_fn for output in outputs if output.grad_fn is not None]
     seen = set(waiting)

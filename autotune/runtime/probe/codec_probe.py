@@ -1,14 +1,14 @@
-"""What encoding and decoding a gradient costs on this rank, with the codecs and the device that training uses.
+"""The cost of encoding and decoding a gradient on this rank, with the codecs and the device of training.
 
-Gradients are float32, of several sizes, as one matrix that is nearly square. Codecs and sizes take turns, so that whatever
-disturbs the machine disturbs all of them, and the median over the turns counts. The wire tensors are made anew each time, as
-the reducer does. Whether ranks measure at the same time is the caller's business (`autotune.jobs.device_profile`).
+Gradients are float32, of several sizes, as one nearly square matrix. Measurements of codecs and sizes are interleaved, so
+that a disturbance of the machine affects all of them; the median over the rounds counts. The wire tensors are allocated each
+time, as in the reducer. The caller decides whether ranks measure at the same time (`autotune.jobs.device_profile`).
 
-A codec exchanges its rounds with itself, as the only rank of a job would: what follows the first round counts as decoding.
-So what a codec must do for each further rank (with "topk", add its values) is not in the figures.
+A codec exchanges its rounds with itself, as on the only rank of a job: everything after the first round counts as decoding.
+The cost of each further rank (with "topk", adding its values) is not included.
 
-Codecs are not paced: of an emulated device, what they cost on this machine is measured. In training a paced device's next
-sleep is shorter by what was encoded before it.
+Codecs are not paced: for an emulated device, their cost on this machine is measured. In training the next sleep of a paced
+device is shorter by the time of encoding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from autotune.runtime.codecs.factory import UnitShape, make_codec
+from autotune.runtime.codecs.factory import BufferShape, make_codec
 from autotune.runtime.codecs.protocol import Codec, Round
 from autotune.workloads.plan import MIB, CompressionPlan
 
@@ -31,29 +31,29 @@ ELEMENT_BYTES = torch.float32.itemsize
 SMALLEST_BYTES = MIB // 16
 LARGEST_BYTES = 64 * MIB
 _LEAST_RANGE_BYTES = MIB
-"""A smaller model is measured up to here all the same: a line needs sizes that differ."""
+"""Smaller models are measured up to this size too: a line fit needs different sizes."""
 _GROWTH = 4
-_TURNS = 5
+_ROUNDS = 5
 _LOOP_S = 0.002
 _MOST_REPEATS = 100
 _GRADIENT_SCALE = 1e-3
-"""Values such as gradients have: in the normal range of every codec, and none is zero."""
+"""Typical of gradients: in the normal range of every codec, and never zero."""
 
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodecSample:
-    """One codec at one size, medians."""
+    """One codec at one size: medians."""
 
     num_bytes: int
-    """Of the gradient, before it is encoded."""
+    """Of the gradient, before encoding."""
     encode_s: float
     decode_s: float
 
 
 def codec_sizes(param_bytes: int) -> list[int]:
-    """By fours up to all gradients of the model at once, which no bucket exceeds."""
+    """Sizes in steps of a factor of four, up to all gradients of the model at once, the largest possible bucket."""
     largest = min(max(param_bytes, _LEAST_RANGE_BYTES), LARGEST_BYTES) // ELEMENT_BYTES * ELEMENT_BYTES
     sizes = [SMALLEST_BYTES]
     while sizes[-1] * _GROWTH < largest:
@@ -62,10 +62,10 @@ def codec_sizes(param_bytes: int) -> list[int]:
 
 
 def lone_codec(name: str, num_values: int) -> Codec:
-    """The codec of that name with a plan's defaults, on one rank, for a matrix as square as may be and what is left over."""
+    """The codec of that name with a plan's defaults, on one rank, for a nearly square matrix and the remaining values."""
     columns = max(math.isqrt(num_values), 1)
     rows, left = divmod(num_values, columns)
-    return make_codec(CompressionPlan(codec=name), UnitShape(shapes=((rows, columns), (left,)), rank=0, num_ranks=1))
+    return make_codec(CompressionPlan(codec=name), BufferShape(shapes=((rows, columns), (left,)), rank=0, num_ranks=1))
 
 
 def measure_codecs(
@@ -76,7 +76,7 @@ def measure_codecs(
     codec_of: Callable[[str, int], Codec] = lone_codec,
     clock: Clock = time.perf_counter,
 ) -> dict[str, list[CodecSample]]:
-    """Each codec at each size. A new codec for each turn: what all of them keep would be many times the gradients."""
+    """Each codec at each size. Each round makes a new codec: the state of all of them would be many times the gradients."""
     generator = torch.Generator().manual_seed(0)
     gradient = (torch.randn(max(sizes) // ELEMENT_BYTES, generator=generator) * _GRADIENT_SCALE).to(device)
     probe = _CodecProbe(gradient, _waiting_for(device, clock))
@@ -84,20 +84,20 @@ def measure_codecs(
     cases = [(name, size, size // ELEMENT_BYTES) for name, size in product(names, sizes)]
     repeats = {(name, size): _repeats(*probe.seconds(codec_of(name, count), count)) for name, size, count in cases}
     times: dict[tuple[str, int], list[tuple[float, float]]] = {key: [] for key in repeats}
-    for _ in range(_TURNS):
+    for _ in range(_ROUNDS):
         for name, size, count in cases:
             times[name, size].append(probe.seconds(codec_of(name, count), count, *repeats[name, size]))
     return {name: [_typical(size, times[name, size]) for size in sizes] for name in names}
 
 
 class _CodecProbe:
-    """Times codecs. Results go to a place of their own: all codecs shall see the same gradient."""
+    """Times codecs. Results go to a separate buffer, so that all codecs encode the same gradient."""
 
     def __init__(self, gradient: Tensor, now: Clock) -> None:
         self._gradient, self._result, self._now = gradient, torch.zeros_like(gradient), now
 
     def seconds(self, codec: Codec, count: int, num_encodes: int = 1, num_decodes: int = 1) -> tuple[float, float]:
-        """Of one encode and one whole decode of so many values, when that many follow each other."""
+        """Seconds of one encode and of one whole decode of `count` values, averaged over the given numbers of calls."""
         flat, result = self._gradient[:count], self._result[:count]
         first = codec.encode(flat)
         begun_s = self._now()
@@ -110,14 +110,14 @@ class _CodecProbe:
 
 
 def _decode_alone(codec: Codec, first: Round, result: Tensor) -> None:
-    """All rounds from the first on; what the only rank receives, of whatever kind the round, is what it sent."""
+    """Decode all rounds: the only rank receives what it sent, in every kind of round."""
     following: Round | None = first
     while following is not None:
         following = codec.decode(following.tensors, result)
 
 
 def _waiting_for(device: torch.device, clock: Clock) -> Clock:
-    """A GPU works behind our back: wait for it before the clock is read."""
+    """A clock that synchronizes a GPU, which runs asynchronously, before it is read."""
     if device.type != "cuda":
         return clock
 
@@ -129,7 +129,7 @@ def _waiting_for(device: torch.device, clock: Clock) -> Clock:
 
 
 def _repeats(encode_s: float, decode_s: float) -> tuple[int, int]:
-    """So many that a loop lasts long enough to be timed."""
+    """The number of calls that makes a loop long enough to be timed."""
     encodes, decodes = (min(max(int(_LOOP_S / max(s, 1e-9)), 1), _MOST_REPEATS) for s in (encode_s, decode_s))
     return encodes, decodes
 

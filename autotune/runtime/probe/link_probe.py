@@ -1,7 +1,8 @@
-"""Time an exchange at several sizes: the same calls on every rank, every decision taken from figures that all ranks share.
+"""Time an exchange at several sizes: all ranks make the same calls, and every decision follows from shared figures.
 
-A size is checked, timed once (which also decides how often it is repeated), then timed in a few loops; the slowest rank's
-time counts, and the median over loops. Sizes grow until one would take too long, so a slow link ends the sweep itself.
+Each size is checked, timed once (which determines the number of repetitions), then timed in a few loops. The time of the
+slowest rank counts, and the median over loops. Sizes grow until the next one would take too long, so a slow link ends the
+sweep early.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ FEW_HOSTS = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeBudget:
-    """How long to measure one exchange."""
+    """The measurement budget of one exchange."""
 
     smallest_bytes: int = 512
     growth: int = 4
     largest_bytes: int = 8 * MIB
     longest_s: float = 1.2
-    """No size is tried that is expected to take longer."""
+    """Sizes that are expected to take longer are not measured."""
     loops: int = 7
     slow_s: float = 0.05
-    """An exchange that takes longer is steadier: three are enough."""
+    """An exchange that takes longer varies less: `slow_loops` are enough."""
     slow_loops: int = 3
     loop_s: float = 0.015
-    """A loop lasts about this long …"""
+    """The duration of a loop …"""
     most_repeats: int = 50
-    """… but has no more exchanges than this."""
+    """… but at most this many exchanges."""
 
     def repeats(self, once_s: float) -> int:
         return min(max(int(self.loop_s / max(once_s, 1e-9)), 1), self.most_repeats)
@@ -74,12 +75,12 @@ def _measure(
 
 
 def message_rows(
-    control: Control, rank_context: GroupMember, source: int, target: int, budget: ProbeBudget
+    control: Control, member: GroupMember, source: int, target: int, budget: ProbeBudget
 ) -> list[TransferRow]:
-    """One way from rank to rank. An answer of one element comes back, and its time must be taken off: half of what a round
-    trip takes whatever its size, by a line through all of them. That takes the latency as the same both ways.
+    """One-way messages from rank to rank. A round trip includes an answer of one element, whose time is subtracted: half of
+    the fixed time of a round trip, from a line fit over all sizes. This assumes equal latency in both directions.
     """
-    there_and_back = sweep(control, Message(rank_context, source, target), budget, kind=SEND, first_bytes=ANSWER_BYTES)
+    there_and_back = sweep(control, Message(member, source, target), budget, kind=SEND, first_bytes=ANSWER_BYTES)
     back_s = fit_line([(row.num_bytes, row.seconds) for row in there_and_back]).fixed / 2
     return [
         TransferRow.measured(SEND, 2, row.num_bytes, max(row.seconds - back_s, 0.0), row.num_wrong)
@@ -88,7 +89,7 @@ def message_rows(
 
 
 def pairs_to_measure(host_of_rank: Sequence[int], *, within_hosts: bool) -> list[tuple[int, int]]:
-    """Ranks that stand for their hosts: all ordered pairs of up to four hosts; of more, a ring, and a star both ways.
+    """Pairs of host representatives: all ordered pairs of up to four hosts; for more hosts a ring, and a star both ways.
 
     With `within_hosts`, also the first two ranks of each host.
     """

@@ -1,11 +1,10 @@
-"""Splits the time of a forward and backward pass among the model's ops, as autotune.workloads.capture splits their costs.
+"""Attributes the time of a forward and backward pass to the model's ops, as autotune.workloads.capture does with costs.
 
-Forward, hooks note when a module begins and ends, and time belongs to the innermost one that runs; what runs outside
-every module is the loss. Backward, time belongs to the module whose output's gradient arrived last: a hook on each
-output says "from here on it is this module", and a hook on an input that no module made says "from here on it is the
-module around". That is exact because autograd runs what was made later first, and accumulates a module's gradients
-before it goes on. Every moment from `begin` to `end` is some op's; recomputed forwards (checkpointing) count as
-backward.
+In forward, hooks record when a module begins and ends; time belongs to the innermost running module, and time outside every
+module to the loss. In backward, time belongs to the module whose output gradient arrived last: a hook on each output
+switches to its module, and a hook on an input that no module produced switches to the enclosing module. This is exact
+because autograd runs nodes in reverse order of creation and accumulates a module's gradients before it continues. All time
+from `begin` to `end` is attributed; recomputed forwards (checkpointing) count as backward.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from autotune.workloads.capture import LOSS
 
 
 class ModuleClock:
-    """Hooks on a model while the context lasts. Made after a DevicePacer of the same model, whose sleeps it must see."""
+    """Hooks on a model during the context. Made after a DevicePacer of the same model, so that it measures its sleeps."""
 
     def __init__(self, model: nn.Module, now: Callable[[], float]) -> None:
         self._now = now
@@ -35,9 +34,9 @@ class ModuleClock:
         for module, name in self._names.items():
             self._handles += [
                 module.register_forward_pre_hook(self._enter_hook(name), with_kwargs=True),
-                # First, so that a backward that a pacer prolongs by a hook on the output is already this module's …
+                # First: the sleep of a pacer's hook on the output belongs to this module in backward …
                 module.register_forward_hook(self._mark_hook(name), prepend=True),
-                # … and last, so that what a pacer sleeps after the module is still this module's.
+                # … and last: the sleep of a pacer after the module belongs to it in forward.
                 module.register_forward_hook(self._leave_hook()),
             ]
         return self
@@ -51,17 +50,17 @@ class ModuleClock:
         self._clear()
 
     def begin(self) -> None:
-        """A pass begins now."""
+        """Begin a pass now."""
         self._clear()
         self._since_s = self._now()
 
     def forward_done(self) -> None:
-        """The loss is there; backward begins now, with the loss's own."""
+        """End forward: backward begins now, with that of the loss."""
         self._charge()
         self._is_forward, self._stack = False, [LOSS]
 
     def end(self) -> dict[str, tuple[float, float]]:
-        """Backward is done; seconds of each op forward and backward."""
+        """End backward; forward and backward seconds of each op."""
         self._charge()
         names = {**self._forward_s, **self._backward_s}
         times = {name: (self._forward_s[name], self._backward_s[name]) for name in names}
@@ -107,7 +106,7 @@ class ModuleClock:
         return hook
 
     def _mark(self, tree: Any, name: str) -> None:
-        """When these tensors' gradients arrive, backward is at op `name`; whoever made a tensor marks it first."""
+        """When the gradients of these tensors arrive, backward is at op `name`. The module that made a tensor marks it first."""
         for tensor in tree_leaves(tree):
             if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
                 key = (tensor.grad_fn, tensor.output_nr)

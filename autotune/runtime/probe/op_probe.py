@@ -1,12 +1,12 @@
-"""What a workload costs on this rank's device at several batch sizes: each op, whole steps, peak memory.
+"""The cost of a workload on this rank's device at several batch sizes: each op, whole steps, peak memory.
 
-Two kinds of pass take turns: plain ones as in training, and ones with a ModuleClock on the model. The plain ones say what
-a step costs; the others how it divides among the ops. What the sum of the ops misses of the plain pass is kept beside
-them, never hidden. Batch sizes take turns as well, so that whatever disturbs the machine disturbs all of them. No rank
+Two kinds of pass are interleaved: plain passes as in training, and passes with a ModuleClock on the model. Plain passes give
+the cost of a step, the others its division among ops. The difference between the plain pass and the sum of the ops is
+recorded beside them. Batch sizes are interleaved as well, so that a disturbance of the machine affects all of them. No rank
 waits for another here; all ranks measure at the same time, as they compute at the same time in training.
 
-An emulated device is paced as in training. Debts below a fifth of a millisecond are carried to the next op, so single
-small ops of an emulated device are blurred; their sum is not. The loss's backward is paced with its forward.
+An emulated device is paced as in training. Debts below a fifth of a millisecond are carried to the next op, so the times of
+single small ops of an emulated device are inexact; their sum is exact. The loss's backward is paced with its forward.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PlainStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SizeSamples:
-    """What is typical of one batch size, over the rounds."""
+    """Typical times of one batch size, over the rounds."""
 
     num_samples: int
     step: PlainStep
@@ -52,12 +52,12 @@ class SizeSamples:
     peak_memory_bytes: int
 
     def op_s(self, name: str) -> tuple[float, float]:
-        """An op that took no measurable part took no time."""
+        """Zeros for an op without a measurement."""
         return self.ops_s.get(name, (0.0, 0.0))
 
 
 class OpProbe:
-    """One rank's model on its device, or on the device it emulates."""
+    """The model of one rank on its real or emulated device."""
 
     def __init__(self, workload: Workload, rank_context: RankContext, *, seed: int) -> None:
         self._workload, self._rank_context = workload, rank_context
@@ -72,7 +72,7 @@ class OpProbe:
         )
 
     def measure(self, sizes: Sequence[int], *, rounds: int, budget_s: float) -> list[SizeSamples]:
-        """`rounds` passes of both kinds at each size, fewer (but three) where they take longer than `budget_s`."""
+        """`rounds` passes of both kinds at each size; fewer, but at least three, where they exceed `budget_s`."""
         peaks = {size: self.peak_memory_bytes(size) for size in sizes}
         for size in sizes:
             self.plain_step(size)
@@ -123,7 +123,7 @@ class OpProbe:
         return times
 
     def peak_memory_bytes(self, num_samples: int) -> int:
-        """Of a step, without communication buffers; InfeasiblePlanError where the device could not hold it."""
+        """Peak memory of a step, without communication buffers; InfeasiblePlanError where the device cannot hold it."""
         meter = SavedTensorMeter(self._model)
         with meter.watch():
             self.plain_step(num_samples)
@@ -157,14 +157,14 @@ class OpProbe:
         )
 
     def _now(self) -> float:
-        """A GPU works behind our back: wait for it, or its time would be booked on whoever waits later."""
+        """Synchronize a GPU, which runs asynchronously: its time would otherwise count for a later wait."""
         if self._rank_context.torch_device.type == "cuda":
             torch.cuda.synchronize(self._rank_context.torch_device)
         return time.perf_counter()
 
 
 def sizes_to_measure(share: int, *, fewest: int, most: int) -> list[int]:
-    """A quarter, half, once and twice an even share of the batch, as far as the rank may be given that many."""
+    """A quarter, half, once and twice an even share of the batch, within the limits of the rank."""
     wanted = {max(share // 4, 1), max(share // 2, 1), share, 2 * share}
     return sorted({min(max(size, fewest), most) for size in wanted})
 
@@ -179,8 +179,8 @@ def _median_step(steps: Sequence[PlainStep]) -> PlainStep:
 
 
 def _typical_ops(passes: Sequence[dict[str, tuple[float, float]]]) -> dict[str, tuple[float, float]]:
-    """Means over the middle third of the passes by their total time. Medians of each op would not add up: what a pacer
-    carries over is now one op's, now the next one's.
+    """Means over the middle third of the passes by their total time. Medians of each op would not sum up, because a pacer
+    carries debts from one op to the next.
     """
     ordered = sorted(passes, key=lambda one: sum(map(sum, one.values())))
     drop = len(ordered) // 3

@@ -1,8 +1,8 @@
-"""What can be timed between ranks: a message and its answer, an all-reduce, a broadcast, an all-gather.
+"""Timed communication between ranks: a message and its answer, an all-reduce, a broadcast, an all-gather.
 
-Each can check itself (is every element what it has to be?) and run in a loop that starts and ends in step, so that no two
-ranks' clocks are ever compared. As in nccl-tests, checking and timing are apart: values are checked once per size, and
-loops run on zeros, which an all-reduce in place leaves as they are.
+Each can verify its result and run in a loop that all ranks start and end together, so that clocks of different ranks are
+never compared. As in nccl-tests, checking and timing are separate: values are checked once per size, and loops run on
+zeros, which an in-place all-reduce does not change.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from torch._C._distributed_c10d import AllgatherOptions
 ELEMENT_BYTES = 4
 ANSWER_BYTES = ELEMENT_BYTES
 _LEAD_IN = 2**18
-"""A loop begins with an exchange of at most this many elements, untimed: all ranks are there then, and what a token bucket
-had saved up while nothing was sent is used up."""
+"""A loop begins with an untimed exchange of at most this many elements: it synchronizes the ranks, and uses up what a token
+bucket has saved while nothing was sent."""
 _DATA_TAG, _ANSWER_TAG = 1, 2
 _PERIOD = 7
-"""Test values count from 1 to this and start over: small whole numbers, whose sums float32 holds exactly."""
+"""Test values repeat 1 to this number: small integers, whose sums are exact in float32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupMember:
-    """A rank's place in a group."""
+    """One rank of a process group."""
 
     group: dist.ProcessGroup
     device: torch.device
@@ -46,60 +46,60 @@ class GroupMember:
         return torch.zeros(num_elements, device=self.device)
 
     def values(self, num_elements: int, rank: int) -> Tensor:
-        """What rank `rank` contributes: different in every position nearby, and from every other rank."""
+        """The contribution of rank `rank`: nearby positions differ, and so do ranks."""
         return (torch.arange(num_elements, device=self.device) % _PERIOD + 1.0) * (rank + 1)
 
     def synchronize(self) -> None:
-        """On a GPU a collective is only queued when its work says done."""
+        """On a GPU the wait for a collective only enqueues: wait for the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
 
 class Exchange(Protocol):
-    """Something all ranks do together; ranks without a part in it return zeros."""
+    """An exchange that all ranks call together; ranks without a part in it return zeros."""
 
     def size_of(self, num_bytes: int) -> int:
-        """The size that really goes, near `num_bytes`: whole elements, and as many for each rank."""
+        """The size that is exchanged, near `num_bytes`: whole elements, the same number for each rank."""
 
     def check(self, num_bytes: int) -> int:
-        """Do it once with known values; how many elements came out wrong on this rank."""
+        """Run once with known values; the number of wrong elements on this rank."""
 
     def loop(self, num_bytes: int, count: int) -> float:
-        """Seconds that `count` of them take one after the other, on this rank's clock."""
+        """Seconds of `count` exchanges, one after another, on this rank's clock."""
 
 
 class Message:
-    """`source` sends, `target` answers with one element; timed by the source, so it takes there and back."""
+    """`source` sends, `target` answers with one element; timed by the source, so the time is that of a round trip."""
 
-    def __init__(self, rank_context: GroupMember, source: int, target: int) -> None:
-        self._rank_context, self._source, self._target = rank_context, source, target
+    def __init__(self, member: GroupMember, source: int, target: int) -> None:
+        self._member, self._source, self._target = member, source, target
 
     def size_of(self, num_bytes: int) -> int:
         return max(num_bytes // ELEMENT_BYTES, 1) * ELEMENT_BYTES
 
     def check(self, num_bytes: int) -> int:
-        expected = self._rank_context.values(num_bytes // ELEMENT_BYTES, self._source)
-        data = expected.clone() if self._rank_context.rank == self._source else torch.zeros_like(expected)
+        expected = self._member.values(num_bytes // ELEMENT_BYTES, self._source)
+        data = expected.clone() if self._member.rank == self._source else torch.zeros_like(expected)
         self._pass(data, 1)
-        return int((data != expected).sum()) if self._rank_context.rank == self._target else 0
+        return int((data != expected).sum()) if self._member.rank == self._target else 0
 
     def loop(self, num_bytes: int, count: int) -> float:
-        data = self._rank_context.zeros(num_bytes // ELEMENT_BYTES)
+        data = self._member.zeros(num_bytes // ELEMENT_BYTES)
         self._pass(data[:_LEAD_IN], 1)
         begun = time.perf_counter()
         self._pass(data, count)
-        return time.perf_counter() - begun if self._rank_context.rank == self._source else 0.0
+        return time.perf_counter() - begun if self._member.rank == self._source else 0.0
 
     def _pass(self, data: Tensor, count: int) -> None:
-        """Receives are posted before sends: gloo announces them on the connection that carries the bulk."""
-        group, answer = self._rank_context.group, self._rank_context.zeros(1)
-        if self._rank_context.rank == self._source:
+        """Receives are posted before sends: gloo announces them on the connection that carries the data."""
+        group, answer = self._member.group, self._member.zeros(1)
+        if self._member.rank == self._source:
             for _ in range(count):
                 answered = group.recv([answer], self._target, _ANSWER_TAG)
                 group.send([data], self._target, _DATA_TAG).wait()
                 answered.wait()
-                self._rank_context.synchronize()
-        elif self._rank_context.rank == self._target:
+                self._member.synchronize()
+        elif self._member.rank == self._target:
             received = group.recv([data], self._source, _DATA_TAG)
             for left in reversed(range(count)):
                 received.wait()
@@ -111,66 +111,66 @@ class Message:
 class AllReduce:
     """Sum over all ranks, in place."""
 
-    def __init__(self, rank_context: GroupMember) -> None:
-        self._rank_context = rank_context
+    def __init__(self, member: GroupMember) -> None:
+        self._member = member
 
     def size_of(self, num_bytes: int) -> int:
         return max(num_bytes // ELEMENT_BYTES, 1) * ELEMENT_BYTES
 
     def check(self, num_bytes: int) -> int:
-        rank_context = self._rank_context
-        data = rank_context.values(num_bytes // ELEMENT_BYTES, rank_context.rank)
+        member = self._member
+        data = member.values(num_bytes // ELEMENT_BYTES, member.rank)
         self._run(data)
-        rank_context.synchronize()
-        expected = rank_context.values(len(data), 0) * (rank_context.size * (rank_context.size + 1) / 2)
+        member.synchronize()
+        expected = member.values(len(data), 0) * (member.size * (member.size + 1) / 2)
         return int((data != expected).sum())
 
     def loop(self, num_bytes: int, count: int) -> float:
-        """Nobody can be done before everybody has joined, so a loop keeps the ranks in step by itself."""
-        data = self._rank_context.zeros(num_bytes // ELEMENT_BYTES)
+        """An all-reduce ends only after all ranks have joined, so a loop synchronizes the ranks."""
+        data = self._member.zeros(num_bytes // ELEMENT_BYTES)
         self._run(data[:_LEAD_IN])
-        return _timed(self._rank_context, lambda: self._run(data), count)
+        return _timed(self._member, lambda: self._run(data), count)
 
     def _run(self, data: Tensor) -> None:
-        self._rank_context.group.allreduce([data], dist.AllreduceOptions()).wait()
+        self._member.group.allreduce([data], dist.AllreduceOptions()).wait()
 
 
 class AllGather:
-    """Everybody's part, on every rank. Size is that of all parts together."""
+    """The parts of all ranks, on every rank. The size is that of all parts."""
 
-    def __init__(self, rank_context: GroupMember) -> None:
-        self._rank_context = rank_context
+    def __init__(self, member: GroupMember) -> None:
+        self._member = member
 
     def size_of(self, num_bytes: int) -> int:
-        return max(num_bytes // ELEMENT_BYTES // self._rank_context.size, 1) * self._rank_context.size * ELEMENT_BYTES
+        return max(num_bytes // ELEMENT_BYTES // self._member.size, 1) * self._member.size * ELEMENT_BYTES
 
     def check(self, num_bytes: int) -> int:
-        rank_context, part = self._rank_context, num_bytes // ELEMENT_BYTES // self._rank_context.size
-        parts = [rank_context.zeros(part) for _ in range(rank_context.size)]
-        self._run(parts, rank_context.values(part, rank_context.rank))
-        rank_context.synchronize()
-        return sum(int((found != rank_context.values(part, rank)).sum()) for rank, found in enumerate(parts))
+        member, part = self._member, num_bytes // ELEMENT_BYTES // self._member.size
+        parts = [member.zeros(part) for _ in range(member.size)]
+        self._run(parts, member.values(part, member.rank))
+        member.synchronize()
+        return sum(int((found != member.values(part, rank)).sum()) for rank, found in enumerate(parts))
 
     def loop(self, num_bytes: int, count: int) -> float:
-        part = num_bytes // ELEMENT_BYTES // self._rank_context.size
+        part = num_bytes // ELEMENT_BYTES // self._member.size
         parts, own = (
-            [self._rank_context.zeros(part) for _ in range(self._rank_context.size)],
-            self._rank_context.zeros(part),
+            [self._member.zeros(part) for _ in range(self._member.size)],
+            self._member.zeros(part),
         )
         self._run([one[:_LEAD_IN] for one in parts], own[:_LEAD_IN])
-        return _timed(self._rank_context, lambda: self._run(parts, own), count)
+        return _timed(self._member, lambda: self._run(parts, own), count)
 
     def _run(self, parts: list[Tensor], own: Tensor) -> None:
-        self._rank_context.group.allgather([parts], [own], AllgatherOptions()).wait()
+        self._member.group.allgather([parts], [own], AllgatherOptions()).wait()
 
 
 class Broadcast:
-    """Rank 0's array on every rank. Its sender may go on before it has arrived, so each is followed by an all-reduce of
-    one element, whose own time is taken off: the time is that of the rank that has it last.
+    """Rank 0's array on every rank. Its sender may complete before it has arrived, so each is followed by an all-reduce of
+    one element, whose time is subtracted: the time is that of the last rank to receive.
     """
 
-    def __init__(self, rank_context: GroupMember) -> None:
-        self._rank_context = rank_context
+    def __init__(self, member: GroupMember) -> None:
+        self._member = member
         self._options: Any = dist.BroadcastOptions()
         self._options.rootRank, self._options.rootTensor = 0, 0
 
@@ -178,15 +178,15 @@ class Broadcast:
         return max(num_bytes // ELEMENT_BYTES, 1) * ELEMENT_BYTES
 
     def check(self, num_bytes: int) -> int:
-        expected = self._rank_context.values(num_bytes // ELEMENT_BYTES, 0)
-        data = expected.clone() if self._rank_context.rank == 0 else torch.zeros_like(expected)
+        expected = self._member.values(num_bytes // ELEMENT_BYTES, 0)
+        data = expected.clone() if self._member.rank == 0 else torch.zeros_like(expected)
         self._run(data)
-        self._rank_context.synchronize()
+        self._member.synchronize()
         return int((data != expected).sum())
 
     def loop(self, num_bytes: int, count: int) -> float:
-        data, one = self._rank_context.zeros(num_bytes // ELEMENT_BYTES), self._rank_context.zeros(1)
-        group = self._rank_context.group
+        data, one = self._member.zeros(num_bytes // ELEMENT_BYTES), self._member.zeros(1)
+        group = self._member.group
 
         def arrive() -> None:
             group.allreduce([one], dist.AllreduceOptions()).wait()
@@ -197,17 +197,17 @@ class Broadcast:
 
         self._run(data[:_LEAD_IN])
         arrive()
-        both_s = _timed(self._rank_context, run_and_arrive, count)
-        return max(both_s - _timed(self._rank_context, arrive, count), 0.0)
+        both_s = _timed(self._member, run_and_arrive, count)
+        return max(both_s - _timed(self._member, arrive, count), 0.0)
 
     def _run(self, data: Tensor) -> None:
-        self._rank_context.group.broadcast([data], self._options).wait()
+        self._member.group.broadcast([data], self._options).wait()
 
 
-def _timed(rank_context: GroupMember, run: Callable[[], None], count: int) -> float:
-    rank_context.synchronize()
+def _timed(member: GroupMember, run: Callable[[], None], count: int) -> float:
+    member.synchronize()
     begun = time.perf_counter()
     for _ in range(count):
         run()
-    rank_context.synchronize()
+    member.synchronize()
     return time.perf_counter() - begun

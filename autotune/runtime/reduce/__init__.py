@@ -1,1 +1,1 @@
-"""Gradients summed over ranks: by torch DDP, in buckets, or scheduled."""
+"""Sums gradients over ranks: by torch DDP, in buckets, or in scheduled fusion buffers."""

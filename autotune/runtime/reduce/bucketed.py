@@ -1,9 +1,9 @@
-"""Gradients summed over ranks in buckets, overlapped with backward.
+"""Gradients summed over ranks in buckets, overlapped with the backward pass.
 
-Gradients live in flat buckets, filled from the last parameter to the first, and a bucket is sent when its last gradient
-has been accumulated. Every rank posts the same buckets in the same order, also a rank that has no samples (zeros) or
-parameters that took no part. The loss is weighted by b_i/B before backward, so the plain sum is the exact gradient of
-the whole batch.
+Gradients are views of flat buckets, filled from the last parameter to the first. A bucket is sent when its last
+gradient has been accumulated. Every rank posts the same buckets in the same order, also a rank without samples (zeros)
+or with unused parameters. The loss is weighted by b_i/B before backward, so the plain sum is the exact gradient of the
+whole batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from autotune.profilers.ranges import Ranges
-from autotune.runtime.codecs.factory import UnitShape, make_codec
+from autotune.runtime.codecs.factory import BufferShape, make_codec
 from autotune.runtime.codecs.protocol import Codec
 from autotune.runtime.reduce.fusion_buffer import FlatGradients
 from autotune.runtime.reduce.owed import collect, hand_over
@@ -28,7 +28,7 @@ from autotune.workloads.plan.buckets import bucket_indices
 
 
 class Bucket(FlatGradients):
-    """Gradients that are sent once all of them are there."""
+    """Gradients that are sent together once all of them have been accumulated."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], codec: Codec) -> None:
         super().__init__(parameters)
@@ -37,7 +37,7 @@ class Bucket(FlatGradients):
         self.ready_s: float | None = None
 
     def reset(self) -> None:
-        """Zero the gradients in place and make sure that the parameters still point here."""
+        """Zero the gradients in place and let every `parameter.grad` be its view again."""
         self.flat.zero_()
         self.missing = len(self.parameters)
         self.point()
@@ -49,12 +49,12 @@ class Reducer(Protocol):
     """
 
     model: nn.Module
-    """What forward must be called on."""
+    """The module to call forward on."""
     loss_scale: float
     needs_backward: bool
-    """Whether also a rank without samples must run forward and backward."""
+    """Whether a rank without samples must run forward and backward too."""
     buffer_bytes: int
-    """Memory held beside the gradients."""
+    """Memory beside the gradients."""
 
     @property
     def waits_in_backward(self) -> bool:
@@ -62,19 +62,19 @@ class Reducer(Protocol):
 
     @property
     def stalled_s(self) -> float:
-        """How long forward passes have waited for parameters since `sent` was last asked."""
+        """How long forward passes have waited for parameters since the last call of `sent`."""
 
     def begin(self) -> None:
-        """A step starts: its gradients are zero."""
+        """Begin a step with zero gradients."""
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Passes inside only accumulate; what they leave is exchanged with the gradients of the pass after it."""
+        """Backward passes inside only accumulate; the first pass after it exchanges the sum."""
 
     def finish(self) -> None:
-        """Wait until every gradient is the sum over all ranks, unless `optimizer.step()` sees to that."""
+        """Wait until every gradient is the sum over all ranks, unless `optimizer.step()` does."""
 
     def record(self, *, on: bool) -> None:
-        """Note every exchange from here on."""
+        """Record every exchange from here on."""
 
     def sent(self) -> Sent:
         """What was exchanged since the last call."""
@@ -86,34 +86,34 @@ class Reducer(Protocol):
         """What lossy codecs have left out so far, over all ranks, by parameter; called by all ranks together."""
 
     def owe(self, owed: dict[str, Tensor]) -> None:
-        """Add this to the gradients that follow; called by all ranks together."""
+        """Add `owed` to the next gradients that are sent; called by all ranks together."""
 
     def detach(self, error: BaseException | None = None) -> None:
-        """Let go of the model and the group; `error`: why, if this rank has failed."""
+        """Remove all hooks and references to the group; `error`: the failure of this rank, if any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sent:
-    """What a reducer did in a step."""
+    """What a reducer has exchanged in a step."""
 
     deliveries: tuple[Delivery, ...] = ()
-    """In the order they were posted, where they are noted."""
+    """In the order of posting, where recorded."""
     late_s: float = 0.0
     """Emulated links: how far the last real collective was behind."""
     stalls: tuple[tuple[float, float], ...] = ()
-    """When the forward pass waited for parameters, from and to, where it is noted."""
+    """When forward passes waited for parameters, from and to, where recorded."""
     stalled_s: float = 0.0
-    """How long it did."""
+    """How long they waited."""
 
 
 def sent_over(group: Any) -> Sent:
-    """What a group has noted since it was last asked."""
+    """What a group has recorded since the last call."""
     deliveries = taken(group)
     return Sent(deliveries=tuple(deliveries), late_s=max((sent.late_s for sent in deliveries[-1:]), default=0.0))
 
 
 class BucketReducer:
-    """Our own: buckets, codecs, ranks without samples."""
+    """Buckets with codecs, also for ranks without samples. Used by one thread, that of the backward pass."""
 
     loss_scale = 1.0
     needs_backward = waits_in_backward = False
@@ -124,7 +124,7 @@ class BucketReducer:
         self._group = group
         self._ranges = ranges
         self.buckets = [
-            Bucket(parameters, make_codec(plan.compression, UnitShape.of(parameters, group)))
+            Bucket(parameters, make_codec(plan.compression, BufferShape.of(parameters, group)))
             for parameters in assign_buckets(list(model.parameters()), plan.comm.bucket_bytes)
         ]
         self._posted: list[tuple[Bucket, Tensor, Any]] = []
@@ -144,7 +144,7 @@ class BucketReducer:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """No bucket is complete while gradients only accumulate."""
+        """No bucket is sent inside."""
         self._syncs = False
         try:
             yield
@@ -152,7 +152,7 @@ class BucketReducer:
             self._syncs = True
 
     def finish(self) -> None:
-        """Post what backward left, and wait for all of it."""
+        """Post the buckets that the backward pass has not filled, and wait for all."""
         for bucket in self.buckets[len(self._posted) :]:
             self._post(bucket)
         for index, (bucket, wire, work) in enumerate(self._posted):
@@ -167,14 +167,14 @@ class BucketReducer:
 
     def sent(self) -> Sent:
         sent = sent_over(self._group)
-        noted = [
+        deliveries = [
             replace(delivery, ready_s=bucket.ready_s)
             for delivery, bucket in zip(sent.deliveries, self.buckets, strict=False)
         ]
-        return replace(sent, deliveries=tuple(noted))
+        return replace(sent, deliveries=tuple(deliveries))
 
     def flush(self) -> None:
-        """They always are."""
+        """Parameters are always up to date."""
 
     def owed(self) -> dict[str, Tensor]:
         return collect(self.buckets, self._names(), self._group)
@@ -185,7 +185,7 @@ class BucketReducer:
     def _names(self) -> dict[int, str]:
         return {id(parameter): name for name, parameter in self.model.named_parameters()}
 
-    def detach(self, error: BaseException | None = None) -> None:  # noqa: ARG002 - peers learn of it from the group
+    def detach(self, error: BaseException | None = None) -> None:  # noqa: ARG002 - peers notice it by the group
         for handle in self._handles:
             handle.remove()
         self._posted.clear()
@@ -197,7 +197,7 @@ class BucketReducer:
             bucket.missing -= 1
             if bucket.missing == 0:
                 bucket.ready_s = time.perf_counter()
-            # In order only: a later bucket that is complete waits for the earlier ones, as on every other rank.
+            # In order only: a full bucket waits for the earlier ones, as on every other rank.
             while len(self._posted) < len(self.buckets) and self.buckets[len(self._posted)].missing == 0:
                 self._post(self.buckets[len(self._posted)])
 
@@ -213,7 +213,7 @@ class BucketReducer:
 
 
 def assign_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """Parameters from last to first; one dtype and device per bucket."""
+    """Parameters from the last to the first; one dtype and device per bucket."""
     trained = [parameter for parameter in reversed(parameters) if parameter.requires_grad]
     sizes = [parameter.numel() * parameter.element_size() for parameter in trained]
     kinds = [(parameter.dtype, parameter.device) for parameter in trained]

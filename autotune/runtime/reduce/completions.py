@@ -1,8 +1,8 @@
-"""What has been posted is waited for here, in that order, by one thread at a time.
+"""A queue of posted work: one thread at a time waits for each item, in the order of posting.
 
-A thread of its own does it while the rest of the program computes. Whoever has nothing to do until something has landed does
-it in that thread's place, which saves waking two threads for each part; unless something is set for its own computing that
-would hold for what lands as well (autocast, for instance). Nobody ever spins.
+A thread of the queue does this while the rest of the program computes. A thread that calls `wait_until` does it instead
+of that thread, which saves two thread switches per item. The exception is a caller with a thread-local torch mode
+(autocast, for instance) that would also apply to the completed work. No thread spins.
 """
 
 from __future__ import annotations
@@ -18,31 +18,37 @@ import torch
 T = TypeVar("T")
 
 
-class Landing(Generic[T]):
-    """Calls `land` for each thing that was put, in that order; it must not raise."""
+class CompletionQueue(Generic[T]):
+    """Calls `complete` for each item, in the order of `put`; `complete` must not raise.
 
-    def __init__(self, land: Callable[[T], None]) -> None:
-        self._land = land
+    Threads: any thread may call `put`, `wait_until` and `wake`. `complete` runs in the queue's thread or in one that
+    waits, never in two at once and never under the lock. The lock guards the items and the flags; `is_done` is called
+    under it.
+    """
+
+    def __init__(self, complete: Callable[[T], None]) -> None:
+        self._complete = complete
         self._lock = threading.Lock()
-        self._work, self._news = threading.Condition(self._lock), threading.Condition(self._lock)
-        """For the thread; for those who wait."""
+        self._work, self._changed = threading.Condition(self._lock), threading.Condition(self._lock)
+        """For the queue's thread; for the threads in `wait_until`."""
         self._posted: deque[T] = deque()
         self._num_helpers = 0
-        self._is_landing = self._has_ended = False
-        self._thread = threading.Thread(target=self._run, name="autotune-land", daemon=True)
+        """Threads in `wait_until` that may call `complete`."""
+        self._is_completing = self._has_ended = False
+        self._thread = threading.Thread(target=self._run, name="autotune-complete", daemon=True)
         self._thread.start()
 
     def put(self, posted: T, *, now: bool = True) -> None:
-        """It will land; unless `now`, when somebody waits for it, at the latest when this is closed."""
+        """Add an item. Unless `now` it is completed once a thread waits, at the latest in `close`."""
         with self._lock:
             self._posted.append(posted)
             if self._num_helpers:
-                self._news.notify_all()
+                self._changed.notify_all()
             elif now:
                 self._work.notify()
 
-    def wait_until(self, arrived: Callable[[], bool], timeout_s: float) -> bool:
-        """Land things, or wait while somebody else does, until `arrived` or for so long; whether it has."""
+    def wait_until(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
+        """Complete items, or wait while another thread does, until `is_done` or the timeout; whether it is done."""
         deadline = time.monotonic() + timeout_s
         helps = is_plain_thread()
         with self._lock:
@@ -50,24 +56,24 @@ class Landing(Generic[T]):
             if not helps:
                 self._work.notify()
             try:
-                while not arrived():
+                while not is_done():
                     if helps and self._is_free:
-                        self._land_next()
-                    elif not self._news.wait(deadline - time.monotonic()):
-                        return arrived()
+                        self._complete_next()
+                    elif not self._changed.wait(deadline - time.monotonic()):
+                        return is_done()
                 return True
             finally:
                 self._num_helpers -= helps
-                if self._posted:  # of which some may be wanted now
+                if self._posted:  # some of these may have been put with `now`
                     self._work.notify()
 
     def wake(self) -> None:
-        """Whoever waits is to look whether what they wait for has arrived, or never will."""
+        """Let every thread in `wait_until` evaluate its condition again."""
         with self._lock:
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def close(self, timeout_s: float) -> None:
-        """Land what there is, and end the thread."""
+        """Complete the remaining items and end the thread."""
         with self._lock:
             self._has_ended = True
             self._work.notify()
@@ -75,31 +81,31 @@ class Landing(Generic[T]):
 
     @property
     def _is_free(self) -> bool:
-        return bool(self._posted) and not self._is_landing
+        return bool(self._posted) and not self._is_completing
 
     def _run(self) -> None:
         with self._lock:
             while self._posted or not self._has_ended:
                 if self._is_free and not self._num_helpers:
-                    self._land_next()
+                    self._complete_next()
                 else:
                     self._work.wait()
 
-    def _land_next(self) -> None:
-        """Called with the lock, which others may have meanwhile."""
+    def _complete_next(self) -> None:
+        """Called with the lock held; releases it while `complete` runs."""
         posted = self._posted.popleft()
-        self._is_landing = True
+        self._is_completing = True
         self._lock.release()
         try:
-            self._land(posted)
+            self._complete(posted)
         finally:
             self._lock.acquire()
-            self._is_landing = False
-            self._news.notify_all()
+            self._is_completing = False
+            self._changed.notify_all()
 
 
 def is_plain_thread() -> bool:
-    """Whether tensors are computed with here as in a new thread."""
+    """Whether no torch mode is set in this thread that a new thread would not have."""
     return not (
         torch.is_inference_mode_enabled()
         or torch.is_autocast_enabled("cpu")

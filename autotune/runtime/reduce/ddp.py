@@ -1,4 +1,4 @@
-"""Torch's DistributedDataParallel behind the same interface as our own reducer: the baseline, unmodified."""
+"""Torch's DistributedDataParallel, unmodified, behind the interface of the other reducers: the baseline."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from autotune.workloads.plan import DDP_BUCKET_BYTES, MIB
 
 
 class DdpReducer:
-    """DDP averages over ranks, so a rank's loss is weighted by N·b_i/B; its hooks need a backward on every rank. All ranks hold
-    the same values already.
+    """DDP averages over ranks, so a rank's loss is weighted by N·b_i/B. Its hooks need a backward pass on every rank.
+
+    The models of all ranks must hold the same values already.
     """
 
     needs_backward = waits_in_backward = True
     stalled_s = 0.0
 
     def __init__(self, model: nn.Module, bucket_bytes: int, codec: str, group: dist.ProcessGroup) -> None:
-        # Left unset, DDP's cap is 25 MiB with a small first bucket that leaves early; set, it holds for all buckets.
+        # If unset, DDP's cap is 25 MiB with a small first bucket that is sent early; if set, it holds for all buckets.
         cap_mb = None if bucket_bytes == DDP_BUCKET_BYTES else bucket_bytes / MIB
         ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=cap_mb, init_sync=False)
         self.model: nn.Module = ddp
@@ -39,7 +40,7 @@ class DdpReducer:
         self.model.zero_grad()
 
     def finish(self) -> None:
-        """Backward has waited already."""
+        """The backward pass has waited already."""
 
     def record(self, *, on: bool) -> None:
         if isinstance(self._group, TracedGroup):
@@ -49,14 +50,14 @@ class DdpReducer:
         return sent_over(self._group)
 
     def flush(self) -> None:
-        """They always are."""
+        """Parameters are always up to date."""
 
     def owed(self) -> dict[str, Tensor]:
-        """Nothing that could be known."""
+        """DDP does not show what its hook has rounded off."""
         return {}
 
     def owe(self, owed: dict[str, Tensor]) -> None:
-        """What was owed is given up."""
+        """Discard it: DDP has no way to add it."""
 
-    def detach(self, error: BaseException | None = None) -> None:  # noqa: ARG002 - peers learn of it from the group
+    def detach(self, error: BaseException | None = None) -> None:  # noqa: ARG002 - peers notice it by the group
         del self.model, self.no_sync, self._group

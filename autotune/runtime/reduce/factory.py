@@ -7,21 +7,21 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autotune.runtime.reduce.bucketed import BucketReducer, Reducer
-from autotune.runtime.reduce.cross_step import Engine
+from autotune.runtime.reduce.cross_step import CrossStepReducer
 from autotune.runtime.reduce.ddp import DdpReducer
 from autotune.runtime.reduce.local_sgd import AveragingReducer
-from autotune.runtime.reduce.scheduled import Setting
-from autotune.workloads.plan import Plan
+from autotune.runtime.reduce.scheduled import ReducerSettings
+from autotune.workloads.plan import Plan, ReducerKind
 
 
 def make_reducer(
-    model: nn.Module, optimizer: Optimizer, plan: Plan, group: dist.ProcessGroup, setting: Setting
+    model: nn.Module, optimizer: Optimizer, plan: Plan, group: dist.ProcessGroup, settings: ReducerSettings
 ) -> Reducer:
-    """Made by all ranks together, whose models hold the same values."""
-    if plan.comm.reducer == "ddp":
+    """Called by all ranks together; their models hold the same values."""
+    if plan.comm.reducer == ReducerKind.DDP:
         return DdpReducer(model, plan.comm.bucket_bytes, plan.compression.codec, group)
-    if plan.comm.reducer == "scheduled":
-        return Engine(model, optimizer, plan, group, setting)
-    if plan.comm.reducer == "averaged":
+    if plan.comm.is_scheduled:
+        return CrossStepReducer(model, optimizer, plan, group, settings)
+    if plan.comm.reducer == ReducerKind.AVERAGED:
         return AveragingReducer(model, optimizer, plan, group)
-    return BucketReducer(model, plan, group, setting.ranges)
+    return BucketReducer(model, plan, group, settings.ranges)

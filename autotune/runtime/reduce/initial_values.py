@@ -1,4 +1,4 @@
-"""Every rank starts from rank 0's parameters and buffers, as with DDP: a model need not follow from the seed."""
+"""Broadcast rank 0's parameters and buffers to all ranks, as DDP does: models need not be built from the same seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 def share_initial_values(model: nn.Module, group: dist.ProcessGroup, others: Sequence[Tensor] = ()) -> None:
-    """One message for all tensors of a kind: each message waits for the slowest link anew. `others`: what else trains."""
+    """One broadcast per dtype and device: each pays the slowest link's latency. `others`: further trained tensors."""
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = 0, 0
     alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)

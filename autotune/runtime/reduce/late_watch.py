@@ -1,4 +1,4 @@
-"""Says so when this rank has waited for others for long: the wait itself may be deep in a collective that cannot be left."""
+"""Reports a long wait for other ranks. The waiting thread may be inside a collective, so another thread measures it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import time
 from collections.abc import Callable
 
 LATE_S = 10.0
-_LOOK_S = 1.0
+_INTERVAL_S = 1.0
 
 
 class LateWatch:
-    """A thread that looks once a second. `begin` and `end` are called by the thread that waits."""
+    """A thread that checks once a second whether a wait takes longer than `LATE_S`.
 
-    def __init__(self, tell: Callable[[], None]) -> None:
-        """`tell`: called once for each wait that is long."""
-        self._tell = tell
+    Threads: the waiting thread calls `begin` and `end`; the watch's own thread reads `_since_s` and calls `report`.
+    """
+
+    def __init__(self, report: Callable[[], None]) -> None:
+        """`report`: called once for each long wait."""
+        self._report = report
         self._since_s: float | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="autotune-watch", daemon=True)
@@ -32,9 +35,9 @@ class LateWatch:
         self._thread.join()
 
     def _run(self) -> None:
-        told_s: float | None = None
-        while not self._ended.wait(_LOOK_S):
+        reported_s: float | None = None
+        while not self._ended.wait(_INTERVAL_S):
             since_s = self._since_s
-            if since_s is not None and since_s != told_s and time.monotonic() - since_s > LATE_S:
-                told_s = since_s
-                self._tell()
+            if since_s is not None and since_s != reported_s and time.monotonic() - since_s > LATE_S:
+                reported_s = since_s
+                self._report()

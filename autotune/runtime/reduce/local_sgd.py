@@ -1,9 +1,9 @@
-"""Local SGD: every rank trains on its own, and every few steps all models are replaced by their weighted mean.
+"""Local SGD: every rank trains on its own samples, and every few steps all models are replaced by their weighted mean.
 
-Parameters travel once in `average_every` steps instead of gradients in every step (Stich, "Local SGD Converges Fast and
-Communicates Little", 2019). A rank's model counts as much as its samples, so that ranks of unequal speed are not unequally
-heard. It is not the algorithm that training with one batch is: the quality guard has to pass it. Optimizer state stays where
-it is, as is usual.
+Parameters are sent once in `average_every` steps instead of gradients in every step (Stich, "Local SGD Converges Fast
+and Communicates Little", 2019). The weight of a rank's model is its share of the samples, so ranks of different speeds
+count by their samples. The result differs from synchronous SGD, so such a plan must pass the quality guard. Optimizer
+state is not averaged, as is usual.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from autotune.workloads.plan import Plan
 
 
 class AveragingReducer:
-    """No gradient is exchanged; the optimizer's every K-th step ends with the mean of all models."""
+    """Exchanges no gradients; every K-th step of the optimizer ends with the mean of all models."""
 
     needs_backward = waits_in_backward = False
     buffer_bytes = 0
@@ -32,10 +32,10 @@ class AveragingReducer:
         self.model, self._group = model, group
         samples = plan.batch.samples
         self._weight = samples[group.rank()] / sum(samples)
-        # Whoever calls weighs a loss by b_i/B, for sums of gradients; here each rank's own mean counts.
+        # Callers weight a loss by b_i/B, for sums of gradients; this factor makes it the rank's own mean again.
         self.loss_scale = 1 / self._weight if self._weight else 0.0
         self._every, self._num_steps = plan.comm.average_every, 0
-        self._handle = optimizer.register_step_post_hook(lambda *_: self._stepped())
+        self._handle = optimizer.register_step_post_hook(lambda *_: self._after_step())
 
     def begin(self) -> None:
         self.model.zero_grad()
@@ -55,20 +55,20 @@ class AveragingReducer:
         return sent_over(self._group)
 
     def flush(self) -> None:
-        """A mean is there when the step that takes it ends."""
+        """The step that averages waits for the mean."""
 
     def owed(self) -> dict[str, Tensor]:
-        """Nothing that could be known."""
+        """No codec is used."""
         return {}
 
     def owe(self, owed: dict[str, Tensor]) -> None:
-        """What was owed is given up."""
+        """Discard it: no gradients are sent."""
 
-    def detach(self, error: BaseException | None = None) -> None:  # noqa: ARG002 - peers learn of it from the group
+    def detach(self, error: BaseException | None = None) -> None:  # noqa: ARG002 - peers notice it by the group
         self._handle.remove()
         del self._group
 
-    def _stepped(self) -> None:
+    def _after_step(self) -> None:
         self._num_steps += 1
         if self._num_steps % self._every == 0:
             self._average()

@@ -1,8 +1,8 @@
-"""What lossy codecs have left out so far, kept when their units go away: another plan takes over, or a checkpoint is made.
+"""What lossy codecs owe (have left out so far), kept when their buffers are replaced or a checkpoint is saved.
 
-Only the sum over ranks matters, since only sums are applied. So it is collected over all ranks, by parameter, and handed to
-one of them: rank 0 adds it to the next gradient that it sends. Where gradients are made of factors nothing but rows is
-sent, and every rank adds it to the result.
+Only sums over ranks are applied, so only the sum of what all ranks owe matters. It is collected by parameter and given
+to one rank: rank 0 adds it to the next gradient that it sends. A layer with sufficient factors sends rows only, so
+there every rank adds it to the result.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from autotune.runtime.codecs.protocol import Codec
 from autotune.runtime.codecs.sufficient_factors import Factors
 
 
-class Sending(Protocol):
-    """A unit or a bucket."""
+class GradientBuffer(Protocol):
+    """A fusion buffer or a bucket."""
 
     parameters: list[nn.Parameter]
     views: list[Tensor]
@@ -28,39 +28,41 @@ class Sending(Protocol):
     codec: Codec
     carried: Tensor | None
     is_carrying: bool
-    """On any rank."""
+    """Whether any rank has something carried."""
 
 
-def collect(units: Sequence[Sending], names: Mapping[int, str], group: dist.ProcessGroup) -> dict[str, Tensor]:
-    """By the names of parameters (given by their ids). Called by all ranks together, with nothing on its way."""
+def collect(buffers: Sequence[GradientBuffer], names: Mapping[int, str], group: dist.ProcessGroup) -> dict[str, Tensor]:
+    """What all ranks owe, by the names of parameters (`names`: by their ids). Collective; nothing is in flight."""
     found: dict[str, Tensor] = {}
-    for unit in units:
-        if not isinstance(unit.codec, ErrorFeedback) and not unit.is_carrying:
+    for buffer in buffers:
+        if not isinstance(buffer.codec, ErrorFeedback) and not buffer.is_carrying:
             continue
-        total = torch.zeros_like(unit.flat)
-        if unit.carried is not None and (group.rank() == 0 or not isinstance(unit.codec, Factors)):
-            total.add_(unit.carried)
-        if isinstance(unit.codec, ErrorFeedback):
-            total.add_(unit.codec.owed_like(unit.flat))
+        total = torch.zeros_like(buffer.flat)
+        if buffer.carried is not None and (group.rank() == 0 or not isinstance(buffer.codec, Factors)):
+            total.add_(buffer.carried)
+        if isinstance(buffer.codec, ErrorFeedback):
+            total.add_(buffer.codec.owed_like(buffer.flat))
         group.allreduce([total], dist.AllreduceOptions()).wait()
-        for parameter, values in zip(unit.parameters, total.split(_sizes(unit)), strict=True):
+        for parameter, values in zip(buffer.parameters, total.split(_sizes(buffer)), strict=True):
             found[names[id(parameter)]] = values.clone()
     return found
 
 
-def hand_over(units: Sequence[Sending], names: Mapping[int, str], owed: Mapping[str, Tensor], rank: int) -> None:
-    """Add this to the gradients that follow."""
-    for unit in units:
-        chosen = [owed.get(names[id(parameter)]) for parameter in unit.parameters]
-        if all(part is None for part in chosen):
+def hand_over(
+    buffers: Sequence[GradientBuffer], names: Mapping[int, str], owed: Mapping[str, Tensor], rank: int
+) -> None:
+    """Add `owed` to the next gradients that are sent."""
+    for buffer in buffers:
+        chosen = [owed.get(names[id(parameter)]) for parameter in buffer.parameters]
+        if all(values is None for values in chosen):
             continue
-        unit.is_carrying = True
-        if rank == 0 or isinstance(unit.codec, Factors):
-            parts = zip(chosen, _sizes(unit), strict=True)
-            unit.carried = torch.cat(
-                [unit.flat.new_zeros(n) if p is None else p.reshape(-1).to(unit.flat) for p, n in parts]
+        buffer.is_carrying = True
+        if rank == 0 or isinstance(buffer.codec, Factors):
+            pairs = zip(chosen, _sizes(buffer), strict=True)
+            buffer.carried = torch.cat(
+                [buffer.flat.new_zeros(n) if p is None else p.reshape(-1).to(buffer.flat) for p, n in pairs]
             )
 
 
-def _sizes(unit: Sending) -> list[int]:
-    return [view.numel() * (2 if view.is_complex() else 1) for view in unit.views]
+def _sizes(buffer: GradientBuffer) -> list[int]:
+    return [view.numel() * (2 if view.is_complex() else 1) for view in buffer.views]

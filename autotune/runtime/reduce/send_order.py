@@ -1,9 +1,12 @@
-"""Which part of which gradient goes next: the decision, apart from everything that carries it out.
+"""Which partition of which fusion buffer is sent next: the decision, without what carries it out.
 
-After ByteScheduler (Peng et al., SOSP 2019): gradients are cut into parts, the part nearest the model's input goes first,
-and parts are sent while fewer than `credit_bytes` are under way (the last may go over). What differs: collectives hang
-unless every rank posts them in one order, so one place decides for all, and grants a part only once its gradient is there
-on **every** rank; whoever is late holds up only its own parts.
+After ByteScheduler (Peng et al., SOSP 2019): gradients are cut into partitions, the partition nearest the model's input
+goes first, and partitions are sent while fewer than `credit_bytes` are in flight (the last one may exceed the credit).
+The difference: collectives deadlock unless every rank posts them in one order. So rank 0 decides for all ranks, and
+schedules a partition only once its gradients are ready on **every** rank. A late rank delays only the buffers that it
+has not filled.
+
+Where the plan leaves nothing to decide (`needs_no_schedule`) every rank follows the same fixed order without messages.
 """
 
 from __future__ import annotations
@@ -11,45 +14,55 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
+from autotune.runtime.codecs.protocol import Identity
+from autotune.runtime.reduce.fusion_buffer import FusionBuffer
+from autotune.runtime.reduce.step_position import out_of_step, rarest
 from autotune.workloads.errors import SpecError
+from autotune.workloads.plan import CommPlan, Priority
 from autotune.workloads.plan.buckets import num_partitions
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """A rank has a round of a unit ready for the wire."""
+class ReadyRound:
+    """One rank has a round of a buffer ready for the wire."""
 
-    unit: int
+    buffer: int
     round: int
     num_bytes: int
     num_elements: int
     cuttable: bool
-    """Whether parts of it may travel on their own."""
+    """Whether it may be sent in partitions."""
     unused: Sequence[int] = ()
-    """Parameters of the unit, by place, that have no gradient on this rank."""
+    """Parameters of the buffer, by place, that have no gradient on this rank."""
     position: int = 0
-    """Of this rank in the script: all must be at the same."""
+    """Of this rank in the script; all ranks must be at the same one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    """Every rank may post this part now, after all parts granted before."""
+class ScheduledPartition:
+    """A partition that every rank may post now, after all partitions scheduled before it."""
 
-    unit: int
+    buffer: int
     round: int
-    part: int
-    num_parts: int
+    partition: int
+    num_partitions: int
+    """Of this round."""
     num_bytes: int
     """What it takes of the credit."""
     sizes: Sequence[int]
-    """Elements that each rank offers."""
+    """Elements of the round on each rank."""
     unused: Sequence[int]
-    """Parameters of the unit that have a gradient on no rank."""
+    """Parameters of the buffer that have a gradient on no rank."""
 
 
-class Grants:
-    """Takes offers of all ranks, gives grants. `priorities`: per unit, the smallest first; None: first come, first served."""
+class SendOrder:
+    """Takes ready rounds of all ranks, returns scheduled partitions. Not thread-safe: `Coordinator` holds a lock around
+    it.
+
+    `priorities`: per buffer, the smallest first; None: first come, first served.
+    """
 
     def __init__(
         self,
@@ -63,94 +76,113 @@ class Grants:
         self.partition_bytes, self.credit_bytes = partition_bytes, credit_bytes
         self._num_ranks = num_ranks
         self._priorities = priorities
-        self._offers: dict[tuple[int, int], dict[int, Offer]] = {}
-        self._waiting: list[tuple[int, int, Grant]] = []
-        self._num_parts = 0
-        self.under_way_bytes = 0
+        self._ready: dict[tuple[int, int], dict[int, ReadyRound]] = {}
+        self._waiting: list[tuple[int, int, ScheduledPartition]] = []
+        self._num_cut = 0
+        self.in_flight_bytes = 0
 
-    def offer(self, rank: int, offer: Offer) -> None:
-        """What is there on the last rank may be granted."""
-        key = (offer.unit, offer.round)
-        offers = self._offers.setdefault(key, {})
-        offers[rank] = offer
-        if len(offers) == self._num_ranks:
-            del self._offers[key]
-            self._cut([offers[index] for index in range(self._num_ranks)])
+    @classmethod
+    def of(cls, comm: CommPlan, num_buffers: int, num_ranks: int) -> Self:
+        """As the plan says. Buffers are numbered as backward fills them: the higher the number, the more urgent."""
+        is_scheduled = comm.is_scheduled
+        return cls(
+            num_ranks=num_ranks,
+            partition_bytes=comm.partition_bytes if is_scheduled else None,
+            credit_bytes=comm.credit_bytes if is_scheduled else None,
+            priorities=range(num_buffers, 0, -1) if is_scheduled and comm.priority == Priority.LAYER else None,
+        )
 
-    def landed(self, num_bytes: int) -> None:
-        """A part has arrived: its credit is free again."""
-        self.under_way_bytes -= num_bytes
+    def mark_ready(self, rank: int, ready: ReadyRound) -> None:
+        """A round that is ready on all ranks is cut and waits to be scheduled."""
+        key = (ready.buffer, ready.round)
+        by_rank = self._ready.setdefault(key, {})
+        by_rank[rank] = ready
+        if len(by_rank) == self._num_ranks:
+            del self._ready[key]
+            self._cut([by_rank[index] for index in range(self._num_ranks)])
 
-    def take(self) -> list[Grant]:
-        """What may be posted now, in this order."""
-        granted = []
-        while self._waiting and (self.credit_bytes is None or self.under_way_bytes < self.credit_bytes):
-            grant = heapq.heappop(self._waiting)[-1]
-            self.under_way_bytes += grant.num_bytes
-            granted.append(grant)
-        return granted
+    def completed(self, num_bytes: int) -> None:
+        """A partition has completed: its credit is free again."""
+        self.in_flight_bytes -= num_bytes
 
-    def _cut(self, offers: list[Offer]) -> None:
-        first = offers[0]
-        if len({offer.position for offer in offers}) > 1:
-            positions = [offer.position for offer in offers]
-            odd = min(range(len(positions)), key=lambda rank: (positions.count(positions[rank]), -rank))
-            raise SpecError(out_of_step(odd))
-        # Sums are as large on every rank; of what is gathered, everybody's part travels, and whole.
-        num_parts = 1
+    def take(self) -> list[ScheduledPartition]:
+        """The partitions that may be posted now, in this order."""
+        scheduled = []
+        while self._waiting and (self.credit_bytes is None or self.in_flight_bytes < self.credit_bytes):
+            partition = heapq.heappop(self._waiting)[-1]
+            self.in_flight_bytes += partition.num_bytes
+            scheduled.append(partition)
+        return scheduled
+
+    def _cut(self, rounds: list[ReadyRound]) -> None:
+        first = rounds[0]
+        positions = [ready.position for ready in rounds]
+        if len(set(positions)) > 1:
+            raise SpecError(out_of_step(rarest(positions)))
+        # A sum has the same size on every rank. A gather is sent whole, and the tensors of all ranks count.
+        count = 1
         if first.cuttable and self.partition_bytes is not None:
-            num_parts = num_partitions(self.partition_bytes, first.num_bytes, first.num_elements)
-        for grant in parts_of(offers, num_parts):
-            urgency = self._priorities[grant.unit] if self._priorities is not None else 0
-            heapq.heappush(self._waiting, (urgency, self._num_parts, grant))
-            self._num_parts += 1
+            count = num_partitions(self.partition_bytes, first.num_bytes, first.num_elements)
+        for partition in partitions_of(rounds, count):
+            urgency = self._priorities[partition.buffer] if self._priorities is not None else 0
+            heapq.heappush(self._waiting, (urgency, self._num_cut, partition))
+            self._num_cut += 1
 
 
-def out_of_step(rank: int) -> str:
-    """A rank's gradients belong to another step than the others'."""
-    return (
-        f"rank {rank} sends the gradients of another step than the other ranks: it has skipped a batch or a step, or has "
-        "loaded a checkpoint alone; every rank must run backward() and step() for every batch, so let all ranks decide "
-        "alike, by job.mean(...) or by gradients, which are those of all ranks"
-    )
+class FixedOrder:
+    """Schedules on one rank alone: buffers go in the order of their numbers, each as soon as this rank has it ready.
 
-
-class InTurn:
-    """Where nothing is to be decided nobody is asked: units go in the order of their numbers, each as soon as this rank has it.
-
-    Every rank offers each unit once before it offers any of them again, so all post in the same order. `num_parts`: into
-    which each is cut.
+    Every rank has each buffer ready once before it has any of them ready again, so all ranks post in the same order.
+    Not thread-safe: the backward pass serializes its calls.
     """
 
-    def __init__(self, num_parts: Sequence[int]) -> None:
-        self._num_parts = num_parts
-        self._offers: dict[int, Offer] = {}
+    def __init__(self, counts: Sequence[int]) -> None:
+        """`counts`: the number of partitions of each buffer."""
+        self._counts = counts
+        self._ready: dict[int, ReadyRound] = {}
         self._next = 0
 
-    def offer(self, offer: Offer) -> list[Grant]:
-        """What may be posted now, in this order."""
-        self._offers[offer.unit] = offer
-        granted: list[Grant] = []
-        while (turn := self._offers.pop(self._next, None)) is not None:
-            granted += parts_of([turn], self._num_parts[self._next])
-            self._next = (self._next + 1) % len(self._num_parts)
-        return granted
+    @classmethod
+    def of(cls, comm: CommPlan, buffers: Sequence[FusionBuffer]) -> Self:
+        """As the plan cuts these buffers."""
+        if not comm.is_scheduled:
+            return cls([1] * len(buffers))
+        return cls(
+            [num_partitions(comm.partition_bytes, buffer.flat.nbytes, buffer.flat.numel()) for buffer in buffers]
+        )
+
+    def mark_ready(self, ready: ReadyRound) -> list[ScheduledPartition]:
+        """The partitions that may be posted now, in this order."""
+        self._ready[ready.buffer] = ready
+        scheduled: list[ScheduledPartition] = []
+        while (following := self._ready.pop(self._next, None)) is not None:
+            scheduled += partitions_of([following], self._counts[self._next])
+            self._next = (self._next + 1) % len(self._counts)
+        return scheduled
 
 
-def parts_of(offers: Sequence[Offer], num_parts: int) -> list[Grant]:
-    """What all ranks offer of one round, cut."""
-    first = offers[0]
-    num_bytes = first.num_bytes if first.cuttable else sum(offer.num_bytes for offer in offers)
-    unused = set(first.unused).intersection(*(offer.unused for offer in offers))
+def needs_no_schedule(comm: CommPlan, buffers: Sequence[FusionBuffer]) -> bool:
+    """Whether nothing is left to decide: first come, first served, no limit on bytes in flight, plain sums."""
+    is_unlimited = not comm.is_scheduled or (
+        comm.priority == Priority.FIFO and comm.credit_bytes >= sum(buffer.whole.nbytes for buffer in buffers)
+    )
+    return is_unlimited and all(isinstance(buffer.codec, Identity) for buffer in buffers)
+
+
+def partitions_of(rounds: Sequence[ReadyRound], count: int) -> list[ScheduledPartition]:
+    """One round, as all ranks have it ready, cut into `count` partitions."""
+    first = rounds[0]
+    num_bytes = first.num_bytes if first.cuttable else sum(ready.num_bytes for ready in rounds)
+    unused = set(first.unused).intersection(*(ready.unused for ready in rounds))
     return [
-        Grant(
-            unit=first.unit,
+        ScheduledPartition(
+            buffer=first.buffer,
             round=first.round,
-            part=part,
-            num_parts=num_parts,
-            num_bytes=num_bytes * (part + 1) // num_parts - num_bytes * part // num_parts,
-            sizes=tuple(offer.num_elements for offer in offers),
+            partition=index,
+            num_partitions=count,
+            num_bytes=num_bytes * (index + 1) // count - num_bytes * index // count,
+            sizes=tuple(ready.num_elements for ready in rounds),
             unused=tuple(sorted(unused)),
         )
-        for part in range(num_parts)
+        for index in range(count)
     ]

@@ -1,8 +1,8 @@
-"""One rank's part in exchanging gradients: offer what is ready, post what is granted in that order, tell what has landed.
+"""One rank's sending: report what is ready, post what is scheduled in that order, report what has completed.
 
-A thread waits for what was posted, in that order (`landing`), and another for what other ranks have to say (`coordinator`);
-neither ever spins. An error on any rank reaches all: rank 0 stops granting and says so, and whoever waits is woken with the
-reason.
+One thread waits for posted collectives, in order (`completions`), another for messages of the schedule (`coordinator`);
+neither spins. A failure on any rank reaches all ranks: rank 0 stops scheduling and sends the reason, and every waiting
+thread wakes with it.
 """
 
 from __future__ import annotations
@@ -17,98 +17,118 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autotune.runtime.codecs.protocol import GATHER, SUM, Round
-from autotune.runtime.control.channel import open_lines
+from autotune.runtime.control.channel import open_channels
 from autotune.runtime.errors import PeerLostError
-from autotune.runtime.reduce.completions import Landing
-from autotune.runtime.reduce.coordinator import Coordinator, Desk, Follower
-from autotune.runtime.reduce.send_order import Grant, Grants, InTurn, Offer
+from autotune.runtime.reduce.completions import CompletionQueue
+from autotune.runtime.reduce.coordinator import Coordinator, Endpoint, Follower
+from autotune.runtime.reduce.send_order import FixedOrder, ReadyRound, ScheduledPartition, SendOrder
+from autotune.runtime.transport.traced_group import Delivery
 from autotune.workloads.errors import SpecError
 
 _END_S = 5.0
 """How long a rank that ends waits for the others to end too."""
 _REFUSAL = re.compile(r"rank \d+: SpecError: (?P<text>.*)", re.DOTALL)
-"""What one rank of a script refuses, all ranks refuse, in the same words."""
+"""A SpecError of one rank is raised on all ranks, with the same text."""
 _TAGS = 1 << 16
-"""Messages of gathers and swaps are told apart by tags from here on, as many at once as this."""
+"""Tags of gathers and swaps begin here; as many may be in flight at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Flight:
-    """A part on its way, on the monotonic clock."""
+class Transfer:
+    """A completed partition; times are those of the monotonic clock."""
 
-    unit: int
+    buffer: int
     round: int
-    part: int
+    partition: int
     num_bytes: int
-    offered_s: float
+    ready_s: float
     posted_s: float
-    landed_s: float
+    completed_s: float
+
+    def as_delivery(self) -> Delivery:
+        again = f" round {self.round}" if self.round else ""
+        return Delivery(
+            name=f"buffer {self.buffer}{again} partition {self.partition}",
+            num_bytes=self.num_bytes,
+            ready_s=self.ready_s,
+            posted_s=self.posted_s,
+            end_s=self.completed_s,
+        )
 
 
 class Listener(Protocol):
-    """Who is told, by threads of the scheduler and by whoever waits in it."""
+    """Receives completions and failures. Called by threads of the sender and by threads that wait in it."""
 
-    def landed(self, unit: int, received: Sequence[Tensor], unused: Sequence[int]) -> None:
-        """A round of the unit has been exchanged."""
+    def completed(self, buffer: int, received: Sequence[Tensor], unused: Sequence[int]) -> None:
+        """A round of the buffer has been exchanged."""
 
     def failed(self, error: Exception) -> None:
-        """Nothing more will land."""
+        """Nothing more will complete."""
 
 
 @dataclass(slots=True)
-class _Open:
-    """A round between its offer and the landing of its last part."""
+class _OpenRound:
+    """A round between being ready and the completion of its last partition."""
 
     round: Round
-    offered_s: float
+    ready_s: float
     received: tuple[Tensor, ...] = ()
-    num_landed: int = 0
+    num_completed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Posted:
-    """A part that all ranks have joined, or will."""
+    """A partition whose collectives this rank has joined."""
 
-    grant: Grant
+    partition: ScheduledPartition
     works: list[Any]
     posted_s: float
 
 
-class Scheduler:
-    """Exchanges rounds of units over `group` in an order that all ranks share. Made by all ranks together."""
+class Sender:
+    """Exchanges rounds of fusion buffers over `group` in an order that all ranks share. All ranks construct it
+    together.
+
+    Threads: any thread may call any method but `close`, which the training thread calls once. Partitions are posted by
+    one thread at a time: under the coordinator's lock on rank 0, by the follower's thread elsewhere, by the thread that
+    calls `mark_ready` in a fixed order. Completions are serialized by the completion queue. An open round is added
+    before the round is reported ready and removed by its last completion, so its entry needs no lock.
+    """
 
     def __init__(
         self,
         group: dist.ProcessGroup,
-        make_grants: Callable[[], Grants],
+        make_order: Callable[[], SendOrder],
         listener: Listener,
-        in_turn: InTurn | None = None,
+        fixed_order: FixedOrder | None = None,
     ) -> None:
-        """With `in_turn` ranks ask nobody, and only hear of failures from each other."""
+        """With a `fixed_order` ranks exchange no schedule, and use the control channels for failures only."""
         self._group = group
         self._listener = listener
-        self._in_turn = in_turn
-        self.lands_early = in_turn is None
-        """Whether parts land as soon as they have arrived, or may when somebody waits for them."""
-        self._open: dict[tuple[int, int], _Open] = {}
+        self._fixed_order = fixed_order
+        self.completes_early = fixed_order is None
+        """Whether partitions complete as soon as they have arrived, or may wait for a thread in `wait_until`."""
+        self._open: dict[tuple[int, int], _OpenRound] = {}
         self._num_messages = 0
         self._has_failed = False
         self.recording = False
-        self._flights: list[Flight] = []
-        self._landing = Landing(self._land)
-        self._desk = self._open_desk(make_grants)
+        self._transfers: list[Transfer] = []
+        self._completions = CompletionQueue(self._complete)
+        self._endpoint = self._open_endpoint(make_order)
 
-    def _open_desk(self, make_grants: Callable[[], Grants]) -> Desk:
-        lines = open_lines(self._group)
+    def _open_endpoint(self, make_order: Callable[[], SendOrder]) -> Endpoint:
+        channels = open_channels(self._group)
         if self._group.rank() == 0:
-            return Coordinator(lines, make_grants(), self._post, self._fail)
-        return Follower(lines[0], self._post, self._fail)
+            return Coordinator(channels, make_order(), self._post, self._fail)
+        return Follower(channels[0], self._post, self._fail)
 
-    def offer(self, unit: int, number: int, content: Round, unused: Sequence[int] = (), *, position: int = 0) -> None:
-        """This rank is ready for round `number` of the unit."""
-        self._open[unit, number] = _Open(round=content, offered_s=time.monotonic())
-        offer = Offer(
-            unit=unit,
+    def mark_ready(
+        self, buffer: int, number: int, content: Round, unused: Sequence[int] = (), *, position: int = 0
+    ) -> None:
+        """This rank is ready for round `number` of the buffer."""
+        self._open[buffer, number] = _OpenRound(round=content, ready_s=time.monotonic())
+        ready = ReadyRound(
+            buffer=buffer,
             round=number,
             num_bytes=content.num_bytes,
             num_elements=content.tensors[0].numel(),
@@ -116,63 +136,63 @@ class Scheduler:
             unused=unused,
             position=position,
         )
-        if self._in_turn is None:
-            self._desk.offer(offer)
+        if self._fixed_order is None:
+            self._endpoint.mark_ready(ready)
             return
-        for grant in self._in_turn.offer(offer):
-            self._post(grant)
+        for partition in self._fixed_order.mark_ready(ready):
+            self._post(partition)
 
-    def wait_until(self, arrived: Callable[[], bool], timeout_s: float) -> bool:
-        """Until what the listener was told makes `arrived` true, or for so long; whether it does."""
-        return self._landing.wait_until(arrived, timeout_s)
+    def wait_until(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
+        """Block until completions make `is_done` true, or until the timeout; whether it is true."""
+        return self._completions.wait_until(is_done, timeout_s)
 
     def left(self) -> list[int]:
         """Ranks that have ended their training."""
-        return self._desk.left()
+        return self._endpoint.left()
 
-    def tell_late(self, step: int) -> None:
-        """This rank has waited for long: rank 0 says for which ranks."""
-        self._desk.late(step)
+    def report_late(self, step: int) -> None:
+        """This rank has waited for long: rank 0 logs for which ranks."""
+        self._endpoint.late(step)
 
-    def take(self) -> list[Flight]:
-        """What has landed while recording, since the last call."""
-        taken, self._flights = self._flights, []
+    def take(self) -> list[Transfer]:
+        """What has completed while recording, since the last call."""
+        taken, self._transfers = self._transfers, []
         return taken
 
     def close(self, error: BaseException | None = None) -> None:
         """End together with the other ranks; with an error, theirs end too."""
-        self._desk.leave(f"{type(error).__name__}: {error}" if error is not None else None, _END_S)
-        self._landing.close(_END_S)
+        self._endpoint.leave(f"{type(error).__name__}: {error}" if error is not None else None, _END_S)
+        self._completions.close(_END_S)
         del self._group
 
     def _fail(self, why: str) -> None:
         refusal = _REFUSAL.fullmatch(why)
         lost = PeerLostError(f"the exchange of gradients has ended: {why}")
         self._listener.failed(SpecError(refusal["text"]) if refusal is not None else lost)
-        self._landing.wake()
+        self._completions.wake()
 
-    def _post(self, grant: Grant) -> None:
-        opened = self._open[grant.unit, grant.round]
+    def _post(self, partition: ScheduledPartition) -> None:
+        opened = self._open[partition.buffer, partition.round]
         content = opened.round
         posted_s = time.monotonic()
         if content.kind == SUM:
             tensor = content.tensors[0]
             size = tensor.numel()
-            start, end = (size * (grant.part + more) // grant.num_parts for more in (0, 1))
+            start, end = (size * (partition.partition + more) // partition.num_partitions for more in (0, 1))
             opened.received = content.tensors
             works = [self._group.allreduce([tensor[start:end]], dist.AllreduceOptions())]
         else:
-            works = self._exchange(opened, grant)
-        self._landing.put(_Posted(grant, works, posted_s), now=self.lands_early or self.recording)
+            works = self._post_messages(opened, partition)
+        self._completions.put(_Posted(partition, works, posted_s), now=self.completes_early or self.recording)
 
-    def _exchange(self, opened: _Open, grant: Grant) -> list[Any]:
-        """To each rank its own tensor (swap) or the one there is (gather). Receives are posted before sends."""
+    def _post_messages(self, opened: _OpenRound, partition: ScheduledPartition) -> list[Any]:
+        """To each rank its own tensor (swap) or the same one (gather). Receives are posted before sends."""
         content, rank, size = opened.round, self._group.rank(), self._group.size()
         tag = _TAGS + self._num_messages % _TAGS
         self._num_messages += 1
         own = content.tensors[0 if content.kind == GATHER else rank]
         opened.received = tuple(
-            own if source == rank else own.new_empty(grant.sizes[source] if content.kind == GATHER else own.numel())
+            own if source == rank else own.new_empty(partition.sizes[source] if content.kind == GATHER else own.numel())
             for source in range(size)
         )
         peers = [peer for peer in range(size) if peer != rank]
@@ -182,39 +202,39 @@ class Scheduler:
         outgoing = [(content.tensors[0 if content.kind == GATHER else peer], peer) for peer in peers]
         return arriving + [self._group.send([tensor], peer, tag) for tensor, peer in outgoing if len(tensor)]
 
-    def _land(self, posted: _Posted) -> None:
+    def _complete(self, posted: _Posted) -> None:
         if self._has_failed:
             return
         try:
-            self._arrive(posted)
-        except Exception as error:  # noqa: BLE001 - every failure belongs to whoever waits for a landing
+            self._wait_for(posted)
+        except Exception as error:  # noqa: BLE001 - every failure is raised by the threads that wait
             self._has_failed = True
             self._listener.failed(error)
-            self._desk.fail(f"{type(error).__name__}: {error}")
+            self._endpoint.fail(f"{type(error).__name__}: {error}")
 
-    def _arrive(self, posted: _Posted) -> None:
+    def _wait_for(self, posted: _Posted) -> None:
         for work in posted.works:
             work.wait()
-        grant = posted.grant
-        if self._in_turn is None:
-            self._desk.landed(grant.num_bytes)
-        opened = self._open[grant.unit, grant.round]
+        partition = posted.partition
+        if self._fixed_order is None:
+            self._endpoint.completed(partition.num_bytes)
+        opened = self._open[partition.buffer, partition.round]
         if self.recording:
-            self._note(grant, opened, posted.posted_s)
-        opened.num_landed += 1
-        if opened.num_landed == grant.num_parts:
-            del self._open[grant.unit, grant.round]
-            self._listener.landed(grant.unit, opened.received, grant.unused)
+            self._record(partition, opened, posted.posted_s)
+        opened.num_completed += 1
+        if opened.num_completed == partition.num_partitions:
+            del self._open[partition.buffer, partition.round]
+            self._listener.completed(partition.buffer, opened.received, partition.unused)
 
-    def _note(self, grant: Grant, opened: _Open, posted_s: float) -> None:
-        self._flights.append(
-            Flight(
-                unit=grant.unit,
-                round=grant.round,
-                part=grant.part,
-                num_bytes=grant.num_bytes,
-                offered_s=opened.offered_s,
+    def _record(self, partition: ScheduledPartition, opened: _OpenRound, posted_s: float) -> None:
+        self._transfers.append(
+            Transfer(
+                buffer=partition.buffer,
+                round=partition.round,
+                partition=partition.partition,
+                num_bytes=partition.num_bytes,
+                ready_s=opened.ready_s,
                 posted_s=posted_s,
-                landed_s=time.monotonic(),
+                completed_s=time.monotonic(),
             )
         )

@@ -1,7 +1,8 @@
-"""Sparse gradients of embedding tables: only the rows that a batch has touched are sent.
+"""Sparse gradients of embedding tables: only the rows that a batch has used are sent.
 
-Every rank gathers every rank's rows (indices and values) and adds them up in rank order. The result is a sparse gradient
-again, as optimizers such as SparseAdam want it; where a table also has a dense gradient (tied weights) it is dense.
+Every rank gathers the rows (indices and values) of all ranks and adds them in rank order. The result is a sparse
+gradient, as optimizers such as SparseAdam require; where a table also has a dense gradient (tied weights) the result is
+dense.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from autotune.runtime.codecs.protocol import GATHER, Round
-from autotune.runtime.reduce.fusion_buffer import Unit
+from autotune.runtime.reduce.fusion_buffer import FusionBuffer
 from autotune.runtime.tracked import raw
 
 _HEADER = 8
@@ -21,28 +22,28 @@ _INDEX_BYTES = 8
 
 
 class SparseRows:
-    """The codec of one table: rows of all ranks, concatenated. The gradient is the unit's, not a flat tensor."""
+    """The codec of one table: rows of all ranks, concatenated. Reads `outgoing` and writes `gradient`, no flat tensor."""
 
     name = "sparse"
     is_lossless = True
 
     def __init__(self, table: nn.Parameter) -> None:
-        # Not the table itself: to read a tracked parameter waits for its update, which waits for this codec.
+        # The table itself is not kept: reading a tracked parameter waits for its update, which waits for this codec.
         with raw():
             self._shape, self._like = table.shape, table.detach().new_empty(0)
             self._row_bytes = table[0].numel() * table.element_size()
         self.outgoing: Tensor | None = None
         self.gradient: Tensor | None = None
-        """What has been received."""
+        """The sum over ranks."""
 
     def encode(self, flat: Tensor) -> Round:  # noqa: ARG002 - the gradient has no flat form
         return Round(kind=GATHER, tensors=(self._wire(),))
 
     def decode(self, received: Sequence[Tensor], flat: Tensor) -> None:  # noqa: ARG002
-        parts = [self._parts(wire) for wire in received]
-        indices, values = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+        rows = [self._rows(wire) for wire in received]
+        indices, values = torch.cat([of_rank[0] for of_rank in rows]), torch.cat([of_rank[1] for of_rank in rows])
         total = torch.sparse_coo_tensor(indices[None], values, self._shape, check_invariants=False).coalesce()
-        self.gradient = total.to_dense() if any(part[2] for part in parts) else total
+        self.gradient = total.to_dense() if any(of_rank[2] for of_rank in rows) else total
 
     def buffer_bytes(self, flat: Tensor) -> int:  # noqa: ARG002 - depends on the batch
         return 0
@@ -57,34 +58,34 @@ class SparseRows:
         indices = rows.indices()[0].contiguous().view(torch.uint8)
         return torch.cat((header, indices, rows.values().contiguous().reshape(-1).view(torch.uint8)))
 
-    def _parts(self, wire: Tensor) -> tuple[Tensor, Tensor, bool]:
+    def _rows(self, wire: Tensor) -> tuple[Tensor, Tensor, bool]:
         num_rows = (wire.numel() - _HEADER) // (_INDEX_BYTES + self._row_bytes)
-        # Copies begin where their types may, wherever the received bytes begin.
+        # `view` needs aligned memory, which a slice of the received bytes may not have: copy.
         header, indices, values = wire.split((_HEADER, num_rows * _INDEX_BYTES, num_rows * self._row_bytes))
         shape = (num_rows, *self._shape[1:])
         return indices.clone().view(torch.int64), values.clone().view(self._like.dtype).view(shape), bool(header[0])
 
 
-class SparseUnit(Unit):
-    """One table, whose gradients stay where autograd has put them."""
+class SparseBuffer(FusionBuffer):
+    """The fusion buffer of one table; its gradient stays in the tensor that autograd has allocated."""
 
     codec: SparseRows
     takes_sparse = True
 
-    def __init__(self, index: int, table: nn.Parameter, owner: int | None) -> None:
-        super().__init__(index, [nn.Parameter(table.detach().new_zeros(1))], SparseRows(table), owner)
+    def __init__(self, index: int, table: nn.Parameter, optimizer_index: int | None) -> None:
+        super().__init__(index, [nn.Parameter(table.detach().new_zeros(1))], SparseRows(table), optimizer_index)
         self.parameters = [table]
 
     def enter(self, number: int) -> None:
         super().enter(number)
-        self._has_gaps = True  # what has landed is another tensor each time
+        self._has_gaps = True  # the result is a new tensor each time
 
     def take(self, place: int) -> None:
-        """It stays."""
+        """Nothing to copy."""
 
     @property
     def is_edited(self) -> bool:
-        """Not noticed: what autograd adds to a sparse gradient makes another tensor each time."""
+        """Not detected: autograd allocates a new sparse tensor for each sum."""
         return False
 
     def close(self) -> list[int]:

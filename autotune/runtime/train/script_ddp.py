@@ -1,8 +1,8 @@
-"""Torch's DistributedDataParallel under a training script that goes on calling its own model.
+"""Torch's DistributedDataParallel for a training script that calls its own model.
 
-DDP wants to be called in the model's place. Hooks before and after the model's forward pass do what DDP's own forward does
+DDP expects to be called in place of the model. Hooks before and after the model's forward pass do what DDP's forward does
 around it, as torch's composable `replicate` does. DDP averages over ranks, so a gradient is multiplied by N·b_i/B before it
-is accumulated. Everything else, and every limit, is DDP's own.
+is accumulated. Everything else, with all limits, is DDP's.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from torch.optim import Optimizer
 from autotune.runtime.override import Hook
 from autotune.runtime.reduce.batch_weights import BatchWeights
 from autotune.runtime.reduce.bucketed import Sent, sent_over
-from autotune.runtime.reduce.fusion_buffer import odd_rank
 from autotune.runtime.reduce.make_buffers import check_sparse, optimized, roots_of, signature, trained_parameters
-from autotune.runtime.reduce.scheduled import Setting, position_of
-from autotune.runtime.reduce.send_order import out_of_step
+from autotune.runtime.reduce.scheduled import ReducerSettings
+from autotune.runtime.reduce.step_position import odd_rank, out_of_step, position_of
 from autotune.runtime.tracked import accumulator_of
 from autotune.runtime.transport.traced_group import TracedGroup
 from autotune.workloads.errors import SpecError
@@ -32,7 +31,10 @@ from autotune.workloads.plan import DDP_BUCKET_BYTES, MIB, Plan
 
 
 class ScriptDdp(BatchWeights):
-    """One DDP for each model of a script."""
+    """One DDP for each model of a script.
+
+    The thread that trains makes all calls; gradient hooks run on autograd's threads, during its backward pass.
+    """
 
     barrier_reason = "reducer 'ddp' waits for all gradients"
     stalled_s = 0.0
@@ -43,7 +45,7 @@ class ScriptDdp(BatchWeights):
         optimizers: Sequence[Optimizer],
         plan: Plan,
         group: dist.ProcessGroup,
-        setting: Setting,
+        setting: ReducerSettings,
     ) -> None:
         self.model, self._optimizers, self._plan, self._group = model, list(optimizers), plan, group
         super().__init__(setting.weight)
@@ -67,7 +69,7 @@ class ScriptDdp(BatchWeights):
         self._syncs = before
 
     def flush(self) -> None:
-        """Parameters always are up to date."""
+        """Nothing to do: parameters are always up to date."""
 
     def record(self, *, on: bool) -> None:
         if isinstance(self._group, TracedGroup):
@@ -77,11 +79,11 @@ class ScriptDdp(BatchWeights):
         return sent_over(self._group)
 
     def owed(self) -> dict[str, Tensor]:
-        """Nothing: DDP's fp16 hook keeps no account of what it rounds off."""
+        """Empty: DDP's fp16 hook has no error feedback."""
         return {}
 
     def owe(self, owed: dict[str, Tensor]) -> None:
-        """What was owed is given up."""
+        """Discards the residuals."""
 
     def detach(self, error: BaseException | None = None) -> None:
         if error is None:
@@ -94,7 +96,7 @@ class ScriptDdp(BatchWeights):
         self._check_optimizers()
         check_sparse(trained_parameters(self.model, self._optimizers), self._plan)
         self._signature = self._signature_now()
-        # Left unset, DDP's cap is 25 MiB with a small first bucket that leaves early; set, it holds for all buckets.
+        # Unset, DDP's cap is 25 MiB with a small first bucket; set, it applies to all buckets.
         cap_bytes = self._plan.comm.bucket_bytes
         options: dict[str, Any] = {
             "process_group": self._group,
@@ -170,7 +172,7 @@ class ScriptDdp(BatchWeights):
             self._compare_positions()
 
     def _compare_positions(self) -> None:
-        """Are all ranks at the same place of the script? The answer is waited for at the optimizer's step."""
+        """Post a check that all ranks are at the same place of the script; the optimizer step waits for its result."""
         self._check_positions()
         position, rank = position_of(self.batch_number, self._num_steps, self.num_loads), self._group.rank()
         sums = torch.tensor([position, position * (rank + 1), position * position], dtype=torch.float64)

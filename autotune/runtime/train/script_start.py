@@ -1,4 +1,4 @@
-"""What all ranks of a training script agree on before they train: the same model, optimizers and plan, and rank 0's values."""
+"""Checks and broadcasts before a script trains: equal models, optimizers and plans, and rank 0's values on all ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def shape_text(tensor: Tensor) -> str:
 
 
 def trained_shapes(model: nn.Module) -> dict[str, str]:
-    """Of a model's trained parameters, by name."""
+    """The shapes of a model's trained parameters, by name."""
     return {name: shape_text(p) for name, p in model.named_parameters() if p.requires_grad}
 
 
@@ -50,14 +50,14 @@ def _facts(model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> dic
 
 
 def share_optimizer_states(control: Control, optimizers: Sequence[Optimizer]) -> None:
-    """Every rank goes on with rank 0's, where they differ: a checkpoint may have been loaded there only."""
+    """Load rank 0's optimizer states on all ranks where they differ: a checkpoint may be loaded on rank 0 only."""
     for optimizer in optimizers:
         digests = control.share(_digest(optimizer.state_dict()))
         if len(set(digests)) > 1:
             state = optimizer.state_dict()
             groups = control.broadcast(state["param_groups"] if control.is_leader else None)
             keys = control.broadcast(list(state["state"]) if control.is_leader else None)
-            # One message for each parameter: no message is too large.
+            # One message per parameter, so that no message exceeds MPI's limit.
             states = {key: control.broadcast(state["state"][key] if control.is_leader else None) for key in keys}
             if not control.is_leader:
                 optimizer.load_state_dict({"param_groups": groups, "state": states})

@@ -1,13 +1,13 @@
 """BatchNorm over the samples of all ranks: training with any split is then training on the whole batch.
 
-BatchNorm (Ioffe and Szegedy, 2015) normalises by the mean and variance of the samples at hand, and a rank has only its own.
-Here the ranks add up how many values they have, their sums and their squares about their own means, in float64 and in one
-all-reduce per layer, and every rank normalises by the same two figures: those of the whole batch, whoever holds how much of
-it. Gradients through the statistics take one more. Torch's own SyncBatchNorm does the same on CUDA devices only, and raises
-where a rank has nothing; here such a rank takes part with a sample that does not count.
+BatchNorm (Ioffe and Szegedy, 2015) normalises by the mean and variance of the samples of its own rank. Here an all-reduce
+per layer, in float64, sums the count of values, their sums and their squares about the local means. Every rank then
+normalises by the mean and variance of the whole batch, independent of the split. The gradient through the statistics takes
+one more all-reduce. Torch's SyncBatchNorm does the same on CUDA devices only, and raises where a rank has no samples; here
+such a rank takes part with a sample of weight 0.
 
-Layers stay the model's own objects, with the state they had; only their `forward` is replaced until `detach`. All ranks must
-run the same layers in the same order.
+Layers stay the objects of the model, with their state; only their `forward` is replaced until `detach`. All ranks must run
+the same layers in the same order.
 """
 
 from __future__ import annotations
@@ -39,34 +39,37 @@ class _Statistics:
 
 
 class SyncNorms:
-    """The BatchNorm layers of a model, synchronised over a process group that no other thread uses."""
+    """The BatchNorm layers of a model, synchronised over a process group that no other thread uses.
+
+    Forward passes call it from the thread that trains, backward passes from autograd's; never both at once.
+    """
 
     def __init__(
         self, model: nn.Module, group: dist.ProcessGroup, on_wait: Callable[[float], None] = lambda _: None
     ) -> None:
-        """`on_wait` is told how long each exchange took."""
+        """`on_wait`: called with the duration of each all-reduce."""
         self._group, self._on_wait = group, on_wait
         self._layers = batch_norms(model)
         self.counts = True
-        """Whether this rank's samples are part of the batch; false where it only goes through the motions."""
+        """Whether this rank's samples are part of the batch; false where they have weight 0."""
         self.gradient_weight = 1.0
-        """What this rank's gradients will be multiplied by after backward; 1 where its loss is weighted already."""
+        """The factor of this rank's gradients after backward; 1 where its loss is already weighted."""
         self.waited_s = 0.0
         for layer in self._layers:
             layer.__dict__["forward"] = Override(layer, "forward", functools.partial(_forward, layer, self))
 
     def __len__(self) -> int:
-        """How many layers."""
+        """The number of layers."""
         return len(self._layers)
 
     def take_waited_s(self) -> float:
-        """How long exchanges took since the last call."""
+        """The duration of all-reduces since the last call."""
         waited_s, self.waited_s = self.waited_s, 0.0
-        taken(self._group)  # what a paced group has noted is nobody's business here
+        taken(self._group)  # discard the records of a paced group
         return waited_s
 
     def detach(self) -> None:
-        """The layers are as before."""
+        """Restore the layers."""
         for layer in self._layers:
             del layer.__dict__["forward"]
         self._layers = []
@@ -87,7 +90,7 @@ class SyncNorms:
         return _Statistics(mean=mean, variance=(square - mean * mean).clamp_(min=0.0), count=total)
 
     def add_up(self, sums: Tensor) -> None:
-        """In place, over all ranks."""
+        """All-reduce in place, and wait."""
         begun_s = time.perf_counter()
         self._group.allreduce([sums], dist.AllreduceOptions()).wait()
         seconds = time.perf_counter() - begun_s
@@ -96,7 +99,7 @@ class SyncNorms:
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
-    """The layers whose results depend on which samples share a rank."""
+    """The layers whose results depend on which samples are on the same rank."""
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
@@ -123,7 +126,7 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """dx = w/σ · (dy - Σdy/n - x̂·Σ(dy·x̂)/n), with sums over all ranks of what each gradient counts."""
+        """dx = w/σ · (dy - Σdy/n - x̂·Σ(dy·x̂)/n), with weighted sums over all ranks."""
         (dy,) = gradients
         normal, inverse, weight = ctx.saved_tensors
         norms: SyncNorms = ctx.norms
@@ -134,7 +137,7 @@ class _Normalise(torch.autograd.Function):
             sums = own * norms.gradient_weight if norms.counts else torch.zeros_like(own)
             norms.add_up(sums)
             scale = inverse if weight is None else inverse * weight
-            if norms.counts:  # a sample that does not count has no part in the statistics
+            if norms.counts:  # a sample of weight 0 has no part in the statistics
                 sums /= ctx.count * norms.gradient_weight
                 dy = dy - _spread(sums[0], dy) - normal * _spread(sums[1], dy)
             dx = dy * _spread(scale, dy)
@@ -165,7 +168,7 @@ def _forward(layer: _BatchNorm, norms: SyncNorms, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _update_running(layer: _BatchNorm, found: _Statistics) -> None:
-    """As torch does it: the variance that eval uses is divided by n - 1. The same on every rank."""
+    """As torch: the variance that eval uses is divided by n - 1. The result is the same on every rank."""
     if not layer.track_running_stats or layer.running_mean is None or layer.running_var is None:
         return
     assert layer.num_batches_tracked is not None
@@ -181,7 +184,7 @@ def _all_but_channels(x: Tensor) -> list[int]:
 
 
 def _spread(values: Tensor, x: Tensor) -> Tensor:
-    """One value for each channel, in the type and beside the dimensions of `x`."""
+    """One value per channel, with the dtype of `x` and broadcastable to its shape."""
     return values.to(x.dtype).view(_channel_shape(x))
 
 

@@ -1,6 +1,6 @@
-"""One step traced and not scored: all ranks start it together, and its spans are put on rank 0's clock.
+"""One traced step, which is not scored: all ranks start it together, and its spans are aligned to rank 0's clock.
 
-Without the common start, a rank that was late to begin would have its delay booked as everybody else's communication.
+Without the common start, the delay of a rank that starts late would count as communication of the others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from autotune.runtime.train.trainer_protocol import TrainedStep, TrainerProtocol
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClockOffset:
-    """How far this rank's clock is ahead of rank 0's, and how wrong that may be."""
+    """How far this rank's clock is ahead of rank 0's, and the error of that."""
 
     ahead_s: float = 0.0
     error_s: float = 0.0
@@ -33,7 +33,7 @@ class ClockOffset:
 def traced_step(
     trainer: TrainerProtocol, clock: ClockOffset, *, with_ops: bool = False
 ) -> tuple[TrainedStep, Timeline]:
-    """Train one step and say what happened when; with torch's ops and our ranges if asked, which slows the step down."""
+    """Train one step and trace it. `with_ops`: with torch's ops and our ranges, which slow the step down."""
     if not with_ops:
         step = _recorded_step(trainer)
         return step, aligned(step.timeline(trainer.rank_context.rank), clock)
@@ -45,7 +45,7 @@ def traced_step(
 
 
 def within(step: TrainedStep, spans: Iterable[Span]) -> Iterator[Span]:
-    """Those that are mostly of this step, cut at its ends: torch's clock and ours agree to some microseconds only."""
+    """Spans whose middle lies in this step, clipped to it: torch's clock and ours agree to some microseconds only."""
     for span in spans:
         if step.begin_s <= (span.start_s + span.end_s) / 2 <= step.end_s:
             start_s, end_s = max(span.start_s, step.begin_s), min(span.end_s, step.end_s)
@@ -53,12 +53,12 @@ def within(step: TrainedStep, spans: Iterable[Span]) -> Iterator[Span]:
 
 
 def aligned(timeline: Timeline, clock: ClockOffset) -> Timeline:
-    """The same on rank 0's clock."""
+    """The timeline on rank 0's clock."""
     return dataclasses.replace(timeline.shifted(-clock.ahead_s), clock_error_s=clock.error_s)
 
 
 def samplers_for(rank_context: RankContext) -> list[Sampler]:
-    """What there is to watch beside a rank: its GPU, and its host; the host as a whole by the first rank of it only."""
+    """Samplers of a rank's GPU and host; host-wide counters are sampled by the first rank of the host only."""
     observers = [open_host(host_wide=rank_context.is_first_of_host)]
     if rank_context.torch_device.type == "cuda":
         observers.append(_open_gpu(rank_context.torch_device))
@@ -66,7 +66,7 @@ def samplers_for(rank_context: RankContext) -> list[Sampler]:
 
 
 def _open_gpu(device: torch.device) -> Observer:
-    """torch calls AMD's devices "cuda" too."""
+    """torch names AMD devices "cuda" too."""
     properties: Any = torch.cuda.get_device_properties(device)
     if torch.version.hip is None:
         return open_nvml(str(properties.uuid))
@@ -75,8 +75,8 @@ def _open_gpu(device: torch.device) -> Observer:
 
 
 def _recorded_step(trainer: TrainerProtocol) -> TrainedStep:
-    """Where steps cross, another one leads in: a step that begins with nothing on its way is like no other."""
-    trainer.meet()
+    """With cross-step overlap an untraced step precedes it: a step that begins with nothing in flight is not typical."""
+    trainer.barrier()
     if trainer.plan.comm.crosses_steps:
         trainer.step()
     trainer.record_collectives(on=True)

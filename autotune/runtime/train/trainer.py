@@ -1,142 +1,61 @@
 """Data-parallel training by a plan: uneven batches, exactly weighted gradients, buckets, codecs; or torch DDP.
 
-A rank's loss is a mean over its own samples. Weighted by b_i/B before backward, the sum over ranks is the gradient of
-the mean over the whole batch, whatever the split. A loss that is a mean over tokens is weighted by tokens. A workload whose
+A rank's loss is the mean over its own samples. Weighted by b_i/B before backward, the sum over ranks is the gradient of
+the mean over the whole batch, for every split. A loss that is a mean over tokens is weighted by tokens. A workload whose
 loop accumulates, clips or casts (`autotune.workloads.workload.Loop`) is trained by that loop.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from autotune.profilers.ranges import Ranges
-from autotune.profilers.timeline import Span, Timeline, all_reduce_name
 from autotune.runtime.data.micro_batches import MicroBatches, Pass, loss_of
 from autotune.runtime.emulate.device_pacer import DevicePacer
 from autotune.runtime.emulate.replay import Replay
-from autotune.runtime.reduce.bucketed import Reducer, Sent
+from autotune.runtime.reduce.bucketed import Reducer
 from autotune.runtime.reduce.factory import make_reducer
 from autotune.runtime.reduce.initial_values import share_initial_values
-from autotune.runtime.reduce.scheduled import Setting
+from autotune.runtime.reduce.scheduled import ReducerSettings
 from autotune.runtime.train.memory import check_memory, static_bytes
+from autotune.runtime.train.step import Step
 from autotune.runtime.train.sync_batch_norm import SyncNorms
 from autotune.workloads.capture import SavedTensorMeter
 from autotune.workloads.cluster import Device
 from autotune.workloads.errors import SpecError
 from autotune.workloads.graph import OpGraph
-from autotune.workloads.plan import Plan
+from autotune.workloads.plan import Plan, ReducerKind
 from autotune.workloads.workload import Workload, loop_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankContext:
-    """Where a trainer sits: its rank, the device it has or emulates, and where its tensors live."""
+    """The context of one rank: its rank number, its real or emulated device, and the torch device of its tensors."""
 
     rank: int
     device: Device
     torch_device: torch.device
     graph: OpGraph | None = None
-    """Costs of the model, given when the device is emulated."""
+    """Costs of the model; given where the device is emulated."""
     is_first_of_host: bool = False
     timeout_s: float = 600.0
     """The longest wait for other ranks."""
     replay: Replay | None = None
-    """The trace that the mix goes through, if any."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """One training step of one rank; moments on the performance counter."""
-
-    begin_s: float
-    data_s: float
-    """Moment the batch was there."""
-    forward_s: float
-    """Moment the loss was there; of several passes, that of the last, in whose backward pass gradients are exchanged."""
-    backward_s: float
-    """Moment the last gradient of this rank was there."""
-    reduced_s: float
-    """Moment the last gradient summed over all ranks was there."""
-    end_s: float
-    loss_share: float
-    """This rank's loss times its share of the batch: the sum over ranks is the loss of the whole batch."""
-    num_samples: int
-    late_s: float
-    """Emulated: how far real work ran behind the device, or behind the link when the last collective was delivered."""
-    work: float = 0.0
-    """Of its samples: their number, or what the workload says."""
-    sent: Sent = field(default_factory=Sent)
-    """Its exchanges; where steps cross, those that landed while it ran."""
-    steering_s: float = 0.0
-    """Before it began: until it was known by which plan, and until that was in force."""
-    looked_s: float = 0.0
-    """Of that, timing links, which is no part of how the step went."""
-    passes: tuple[tuple[float, float], ...] = ()
-    """Of those before the last: the moments the loss and the last gradient were there."""
-
-    @property
-    def total_s(self) -> float:
-        return self.end_s - self.begin_s + self.steering_s
-
-    @property
-    def wait_s(self) -> float:
-        """For gradients after backward, for other ranks' BatchNorm statistics, and where steps cross for parameters in the
-        forward pass.
-        """
-        return self.reduced_s - self.backward_s + self.sent.stalled_s + self.steering_s
-
-    @property
-    def compute_s(self) -> float:
-        return self.total_s - self.wait_s
-
-    def timeline(self, rank: int) -> Timeline:
-        """The step as spans, on the clock it was measured with. A collective has the same name on every rank."""
-        moments = [
-            ("host", "data", self.begin_s, self.data_s),
-            *self._passes(),
-            ("host", "wait", self.backward_s, self.reduced_s),
-            ("compute", "optimizer", self.reduced_s, self.end_s),
-        ]
-        spans = [Span(rank=rank, lane=lane, kind=kind, op=kind, start_s=a, end_s=b) for lane, kind, a, b in moments]
-        for index, sent in enumerate(self.sent.deliveries):
-            part = Span(
-                rank=rank,
-                lane="comm",
-                kind="comm",
-                op=sent.name or all_reduce_name(index),
-                start_s=max(sent.posted_s, self.begin_s),
-                end_s=max(sent.end_s, self.begin_s),
-                num_bytes=sent.num_bytes,
-            )
-            if sent.ready_s is not None and sent.ready_s < sent.posted_s:
-                queued_s = max(sent.ready_s, self.begin_s)
-                spans.append(replace(part, kind="queue", start_s=queued_s, end_s=part.start_s))
-            spans.append(part)
-        return Timeline.merge([Timeline(spans=tuple(spans))])
-
-    def _passes(self) -> Iterator[tuple[str, str, float, float]]:
-        """Forward and backward, forward cut where it waited for parameters."""
-        begun_s = self.data_s
-        for forward_s, backward_s in (*self.passes, (self.forward_s, self.backward_s)):
-            for start_s, end_s in self.sent.stalls:
-                if begun_s <= start_s < forward_s:
-                    yield "compute", "forward", begun_s, start_s
-                    yield "host", "wait", start_s, end_s
-                    begun_s = end_s
-            yield "compute", "forward", begun_s, forward_s
-            yield "compute", "backward", forward_s, backward_s
-            begun_s = backward_s
+    """The scenario that the cluster goes through, if any."""
 
 
 class Trainer:
-    """One rank of a job that trains `workload` as `plan` says."""
+    """One rank of a job that trains `workload` by `plan`.
+
+    One thread makes all calls. Gradient hooks run on the thread of the backward pass, while `step` waits for it.
+    """
 
     def __init__(  # noqa: PLR0913 - what a trainer is made of
         self,
@@ -148,20 +67,18 @@ class Trainer:
         seed: int,
         norm_group: dist.ProcessGroup | None = None,
     ) -> None:
-        """`norm_group`: for BatchNorm's statistics, where `needs_norm_group`."""
+        """`norm_group`: for BatchNorm statistics, where `needs_norm_group`."""
         plan.validate(num_ranks=group.size(), global_batch=workload.global_batch)
         plan.check_runnable()
-        assert plan.pipeline is None, "a plan with stages has a trainer of its own"
+        assert plan.pipeline is None, "a plan with stages is trained by PlanPipelineTrainer"
         self.plan, self.rank_context = plan, rank_context
         self._workload, self.loop = workload, loop_of(workload)
         self.group = group
         self.ranges = Ranges()
-        """What a torch profile says about this trainer, while they are recorded."""
+        """The phases of this trainer in a torch profile, while they are recorded."""
         torch.manual_seed(seed)
         self.model = workload.model().to(rank_context.torch_device)
-        torch.manual_seed(
-            seed + 1 + rank_context.rank
-        )  # what the model draws from here on (dropout) differs between ranks
+        torch.manual_seed(seed + 1 + rank_context.rank)  # random draws of the model (dropout) differ between ranks
         self.optimizer = workload.optimizer(self.model)
         self._micro_batches = MicroBatches(workload, self.loop, plan.batch.samples, rank_context.rank, seed=seed)
         self.batches = self._micro_batches.batches
@@ -170,9 +87,9 @@ class Trainer:
         )
         self._gradient_s = self._begun_s = 0.0
         self._num_gradients = 0
-        self._has_told = self._is_last_pass = False
+        self._has_reported = self._is_last_pass = False
         self.on_computed: Callable[[float], None] | None = None
-        """Told in each step how long this rank has computed, when its own gradients are there and on their way."""
+        """Called once per step with the compute time of this rank, when its local gradients are posted."""
         self._handles = [p.register_hook(self._note_gradient) for p in self.model.parameters() if p.requires_grad]
         self._norms: SyncNorms | None = None
         if synchronises_norms(workload, plan):
@@ -188,15 +105,15 @@ class Trainer:
 
     def step(self) -> Step:
         """Train on the next global batch."""
-        self._enter_trace()
+        self._enter_scenario()
         begin_s = self._begun_s = time.perf_counter()
-        self._has_told = False
+        self._has_reported = False
         with self.ranges.phase("data"):
             part = self.batches.part(self.num_steps)
             passes = self._take(self.num_steps)
         data_s = time.perf_counter()
-        moments, loss_share = self._gradients(passes)
-        forward_s, gradient_s = moments[-1]
+        stamps, loss_share = self._gradients(passes)
+        forward_s, gradient_s = stamps[-1]
         late_s = self._pacer.late_s if self._pacer is not None else 0.0
         reduced_s = time.perf_counter()
         with self.ranges.phase("optimizer"):
@@ -221,17 +138,17 @@ class Trainer:
             work=part.work,
             late_s=max(late_s, sent.late_s),
             sent=sent,
-            passes=tuple(moments[:-1]),
+            passes=tuple(stamps[:-1]),
         )
 
-    def _enter_trace(self) -> None:
+    def _enter_scenario(self) -> None:
         if self.rank_context.replay is not None:
             device = self.rank_context.replay.enter(num_steps=self.num_steps, trained_s=self._trained_s)
             if self._pacer is not None:
                 self._pacer.device = device
 
     def metered_step(self) -> Step:
-        """A step that also meters memory and raises InfeasiblePlanError where the device could not hold it; not for scoring."""
+        """A step that also meters memory; not for scoring. Raises InfeasiblePlanError where the device cannot hold it."""
         meter = SavedTensorMeter(self.model)
         with meter.watch():
             step = self.step()
@@ -243,10 +160,10 @@ class Trainer:
         return step
 
     def resplit(self, from_step: int, samples: Sequence[int]) -> None:
-        """Divide batches like this from `from_step` on, which no rank has reached yet. All ranks say the same."""
-        if self.plan.comm.reducer == "averaged":
+        """Split batches like this from `from_step` on, which no rank has reached; the same call on all ranks."""
+        if self.plan.comm.reducer == ReducerKind.AVERAGED:
             raise SpecError(
-                "reducer 'averaged' weighs models by the plan's samples, which therefore cannot change while it trains: "
+                "reducer 'averaged' weights models by the plan's samples, which therefore cannot change while it trains: "
                 "use reducer 'bucketed' or 'scheduled'"
             )
         self.batches.resplit(from_step, samples)
@@ -266,36 +183,36 @@ class Trainer:
             self._reducer.record(on=self._is_recording)
 
     def _make_reducer(self) -> Reducer:
-        setting = Setting(ranges=self.ranges, timeout_s=self.rank_context.timeout_s, calls_begin=True)
+        setting = ReducerSettings(ranges=self.ranges, timeout_s=self.rank_context.timeout_s, calls_begin=True)
         if self._pacer is not None:
             setting = replace(setting, on_stall=self._pacer.idle, on_rebuild=self._pacer.rebuild)
         plan = self.plan
-        # Every step needs all gradients at once, also a first one whose gradients turn out to be small enough.
+        # Clipping needs the norm of all gradients before any parameter is updated: no cross-step overlap.
         if self.loop.clip_norm is not None:
             plan = replace(plan, comm=replace(plan.comm, crosses_steps=False))
         return make_reducer(self.model, self.optimizer, plan, self.group, setting)
 
-    def meet(self) -> None:
-        """Wait until every rank is here, with nothing on its way."""
+    def barrier(self) -> None:
+        """Wait for all ranks, with nothing in flight."""
         self.flush()
         self.group.barrier().wait()
 
     def record_collectives(self, *, on: bool) -> None:
-        """Have the exchanges of the steps that follow noted. Emulated links always note theirs."""
+        """Record the collectives of the following steps, or stop. Emulated links always record theirs."""
         self._is_recording = on
         self._reducer.record(on=on)
 
     def flush(self) -> None:
-        """Wait until every parameter is up to date: where steps cross, the last one's gradients may still be on their way."""
+        """Wait until every parameter is up to date: with cross-step overlap, gradients of the last step may be in flight."""
         self._reducer.flush()
 
     def whole_model(self) -> torch.nn.Module:
-        """The model as it is now."""
+        """The model with its present parameters."""
         self.flush()
         return self.model
 
     def close(self, error: BaseException | None = None) -> None:
-        """Let go of the group: as long as anything holds it, peers do not learn that this rank has left."""
+        """Release the group: as long as anything holds it, peers do not learn that this rank has left."""
         for handle in self._handles:
             handle.remove()
         if self._pacer is not None:
@@ -307,7 +224,7 @@ class Trainer:
         del self._reducer, self.group
 
     def _take(self, step: int) -> list[Pass]:
-        """The passes of this rank: one at least, and as many as every other rank's where layers exchange statistics in them."""
+        """The passes of this rank: at least one, and where layers exchange statistics as many as on every other rank."""
         passes = self._micro_batches.take(step)
         must_run = self._reducer.needs_backward or self._norms is not None
         num_passes = max(len(passes), 1)
@@ -319,31 +236,31 @@ class Trainer:
         return [replace(one, batch=_to_device(one.batch, self.rank_context.torch_device)) for one in passes]
 
     def _most_passes(self, norms: SyncNorms, own: int) -> int:
-        """Of any rank in this step."""
+        """The largest number of passes of any rank in this step."""
         ranks = torch.zeros(self.loop.accumulate + 1, dtype=torch.float64, device=self.rank_context.torch_device)
         ranks[own] = 1.0
         norms.add_up(ranks)
         return int(ranks.nonzero().max())
 
     def _gradients(self, passes: Sequence[Pass]) -> tuple[list[tuple[float, float]], float]:
-        """Leave the exact gradient of the whole batch in the model; of each pass the moments its loss and its last gradient were
-        there, and this rank's share of the loss.
+        """Compute the exact gradient of the whole batch. Returns the time stamps of the loss and the last gradient of each
+        pass, and this rank's share of the loss.
         """
-        moments, loss_share = [], 0.0
+        stamps, loss_share = [], 0.0
         for number, one in enumerate(passes):
             self._num_gradients, self._is_last_pass = 0, number == len(passes) - 1
             with nullcontext() if self._is_last_pass else self._reducer.no_sync():
                 forward_s, loss = self._pass(one, is_first=number == 0)
-            moments.append((forward_s, max(self._gradient_s, forward_s)))
+            stamps.append((forward_s, max(self._gradient_s, forward_s)))
             loss_share += loss * one.weight
-        if not self._has_told:
-            self._computed()
+        if not self._has_reported:
+            self._report_computed()
         with self.ranges.phase("wait"):
             self._reducer.finish()
-        return moments, loss_share
+        return stamps, loss_share
 
     def _pass(self, one: Pass, *, is_first: bool) -> tuple[float, float]:
-        """Add its gradients to those there are; the moment forward ended, and the loss."""
+        """Accumulate the gradients of one pass. Returns the time stamp of the end of forward, and the loss."""
         if self._pacer is not None:
             (self._pacer.begin if is_first else self._pacer.go_on)(one.samples)
         with self.ranges.phase("forward"):
@@ -375,23 +292,23 @@ class Trainer:
         self._num_gradients += 1
         is_last = self._is_last_pass and self._num_gradients == len(self._handles)
         if is_last and self._reducer.waits_in_backward:
-            self._computed()  # the last gradient is not on its way yet, but to tell it later would be too late
+            self._report_computed()  # before the last gradient is posted: after this backward pass it would be too late
 
-    def _computed(self) -> None:
-        self._has_told = True
+    def _report_computed(self) -> None:
+        self._has_reported = True
         if self.on_computed is not None:
             waited_s = self._reducer.stalled_s + (self._norms.waited_s if self._norms is not None else 0.0)
             self.on_computed(self._gradient_s - self._begun_s - waited_s)
 
 
 def synchronises_norms(workload: Workload, plan: Plan) -> bool:
-    """Whether BatchNorm goes over all ranks, because the plan or the workload says so."""
+    """Whether BatchNorm statistics are over all ranks, as the plan or the workload states."""
     return plan.batch.sync_norm or bool(getattr(workload, "sync_norm", False))
 
 
 def needs_norm_group(workload: Workload, plan: Plan) -> bool:
-    """A schedule posts when it sees fit, so that statistics cannot travel in its group: ranks would post in other orders."""
-    return synchronises_norms(workload, plan) and plan.comm.reducer == "scheduled"
+    """Whether statistics need a group of their own: a scheduled reducer posts in an order that differs between ranks."""
+    return synchronises_norms(workload, plan) and plan.comm.is_scheduled
 
 
 def _to_device(batch: Any, device: torch.device) -> Any:

@@ -1,4 +1,4 @@
-"""What a trial needs of whoever trains: the data-parallel trainer and the pipeline's meet it alike."""
+"""The trainer protocol of trials, which the data-parallel trainer and the pipeline trainer implement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.workloads.plan import Plan
 
 
 class TrainedStep(Protocol):
-    """One training step of one rank; moments on the performance counter."""
+    """One training step of one rank; time stamps are of the performance counter."""
 
     @property
     def begin_s(self) -> float: ...
@@ -35,7 +35,7 @@ class TrainedStep(Protocol):
 
 
 class TrainerProtocol(Protocol):
-    """One rank of a job that trains as its plan says."""
+    """One rank of a job that trains by a plan. Called by one thread, the same calls in the same order on all ranks."""
 
     plan: Plan
     rank_context: RankContext
@@ -48,17 +48,17 @@ class TrainerProtocol(Protocol):
     def metered_step(self) -> TrainedStep:
         """A step that also meters memory; not for scoring."""
 
-    def meet(self) -> None:
-        """Wait until every rank is here, with nothing on its way."""
+    def barrier(self) -> None:
+        """Wait for all ranks, with nothing in flight."""
 
     def flush(self) -> None:
         """Wait until every parameter is up to date."""
 
     def record_collectives(self, *, on: bool) -> None:
-        """Have the exchanges of the steps that follow noted."""
+        """Record the collectives of the following steps, or stop."""
 
     def whole_model(self) -> nn.Module:
-        """The model as it is now, all of it; called by all ranks together."""
+        """The whole model with its present parameters; called by all ranks together."""
 
     def close(self, error: BaseException | None = None) -> None:
-        """Let go of the group."""
+        """Release the process group; `error`: why, if this rank has failed."""

@@ -1,1 +1,1 @@
-"""Process groups: what carries tensors between ranks, measured, traced or paced."""
+"""Process groups: they carry tensors between ranks, traced or paced where required."""

@@ -1,7 +1,7 @@
-"""Process groups bootstrapped from the MPI ranks: one per trial, so that a failed trial leaves nothing behind.
+"""Process groups bootstrapped from the MPI ranks: opened for each trial, so that a failed trial leaves nothing behind.
 
-The transport interface is torch's own `ProcessGroup`: gloo and NCCL are torch's, MPI is ours, and emulated links wrap
-any of them. Shards and parameter servers are messages over gloo, paced or not, and wrap that in turn. A rank that drops
+The transport interface is torch's `ProcessGroup`: gloo and NCCL are torch's, MPI is ours, and emulated links wrap any of
+them. Owner shards and parameter servers are messages over gloo, and wrap the real or the paced group. A rank that releases
 its group closes its connections, which is how gloo peers learn of a failure.
 """
 
@@ -11,59 +11,35 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from datetime import timedelta
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from autotune.runtime.control.mpi import Control
-from autotune.runtime.transport.link_check import stand_ins
+from autotune.runtime.transport.link_check import host_representatives
 from autotune.runtime.transport.link_clock import LinkClocks
 from autotune.runtime.transport.mpi_group import MpiGroup
+from autotune.runtime.transport.open_group import OpenGroup
 from autotune.runtime.transport.paced_group import PacedGroup
 from autotune.runtime.transport.shard_group import ShardGroup
 from autotune.runtime.transport.traced_group import TracedGroup
 from autotune.simulate.collectives import owned_shares, server_shares
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.errors import SpecError
-from autotune.workloads.plan import CommPlan
+from autotune.workloads.plan import COLLECTIVES, TRANSPORTS
+from autotune.workloads.plan.choices import load
 
 _JOIN_S = 10.0
 
 
-class KeptGroups:
-    """The groups of a job whose plan changes on the way: opened when a plan first needs them, kept until `leave` ends."""
-
-    def __init__(self, groups: Groups, leave: ExitStack, *, timeout_s: float) -> None:
-        self._groups, self._leave, self._timeout_s = groups, leave, timeout_s
-        self._kept: dict[tuple[str, str, tuple[int, ...]], tuple[dist.ProcessGroup, tuple[float, ...]]] = {}
-
-    def of(self, comm: CommPlan) -> dist.ProcessGroup:
-        """The group of a plan; called by all ranks together, with nothing under way."""
-        key = (comm.transport, comm.collective, comm.servers)
-        if key not in self._kept:
-            opened = self._groups.open(
-                comm.transport,
-                collective=comm.collective,
-                servers=comm.servers,
-                shares=comm.shares,
-                timeout_s=self._timeout_s,
-            )
-            self._kept[key] = self._leave.enter_context(opened), comm.shares
-            self._leave.callback(self._kept.clear)  # before any of them is closed
-        group, shares = self._kept[key]
-        if shares != comm.shares:
-            self._groups.set_owners(group, comm.shares)
-            self._kept[key] = group, comm.shares
-        return group
-
-
 class Groups:
-    """Opens the process group of each trial. Made once per job, by all ranks together."""
+    """Opens the process groups of a job. Made once per job, by all ranks together.
+
+    Not thread-safe: the thread that trains makes all calls, the same calls in the same order on all ranks.
+    """
 
     def __init__(self, control: Control, cluster: Cluster) -> None:
         self._control = control
@@ -73,11 +49,11 @@ class Groups:
         hosts = control.share(socket.gethostname())
         self._one_machine = len(set(hosts)) == 1
         self._store = self._make_store(hosts[0])
-        control.share(None)  # rank 0's store lives until all ranks have found it
+        control.share(None)  # rank 0 keeps its store until all ranks are connected
         self._clocks = self._map_clocks() if cluster.paces_links else None
 
     @contextmanager
-    def open(  # noqa: PLR0913 - what a plan says of its group
+    def open(  # noqa: PLR0913 - the communication configuration of a plan
         self,
         transport: str,
         *,
@@ -87,9 +63,9 @@ class Groups:
         timeout_s: float,
         traced: bool = False,
     ) -> Iterator[dist.ProcessGroup]:
-        """A group for one trial. Everything that holds the group must be let go before the context ends.
+        """A process group, open during the context. Everything that holds it must release it before the context ends.
 
-        `shares`: of shards, who owns how much; empty: as the links that the cluster file states call for.
+        `shares`: the owner shares; empty: derived from the links in the cluster file.
         """
         owned = self._shares(transport, collective, servers, shares)
         self._epoch += 1
@@ -106,24 +82,24 @@ class Groups:
                 self.join()
 
     @property
-    def stand_ins(self) -> tuple[int, ...]:
+    def host_representatives(self) -> tuple[int, ...]:
         """A rank of each host."""
-        return stand_ins(self._cluster.host_of_rank)
+        return host_representatives(self._cluster.host_of_rank)
 
     def set_owners(self, group: dist.ProcessGroup, shares: Sequence[float]) -> None:
-        """Shards of an open group get other owners: said by all ranks, with nothing under way."""
+        """Set the owner shares of an open group; called by all ranks, with nothing in flight."""
         inner: Any = group
         while not isinstance(inner, ShardGroup):
             inner = inner._inner
         inner.set_owners(shares or owned_shares(self._cluster))
 
     def set_links(self, cluster: Cluster) -> None:
-        """Paced links become as fast as in this mix."""
+        """Set the speeds of paced links to those of `cluster`."""
         if self._clocks is not None:
             self._clocks.set_links(cluster)
 
     def join(self) -> None:
-        """Wait for the groups' threads: one that is still letting go of torch objects when Python ends takes it down."""
+        """Wait for the threads of closed groups: one that releases torch objects while Python exits would crash the process."""
         for thread in self._threads:
             thread.join(timeout=_JOIN_S)
         self._threads = [thread for thread in self._threads if thread.is_alive()]
@@ -131,14 +107,14 @@ class Groups:
     def _shares(
         self, transport: str, collective: str, servers: Sequence[int], shares: Sequence[float]
     ) -> list[float] | None:
-        """What each rank owns of an all-reduce; None: the transport's own ring carries it out."""
+        """The owner share of each rank in an all-reduce; None: the transport's own all-reduce."""
         if collective == "ring":
             return None
-        if collective not in ("shards", "server"):
+        if not COLLECTIVES[collective].is_runnable:
             raise SpecError(
                 f"collective {collective!r} is predicted by `autotune simulate` but no job runs it: use ring, shards or server"
             )
-        if transport != "gloo":
+        if not TRANSPORTS[transport].carries_shards:
             raise SpecError(
                 f"collective {collective!r} is made of messages from rank to rank, which transport {transport!r} does not "
                 "carry here: use transport gloo, or collective ring"
@@ -151,17 +127,17 @@ class Groups:
         return server_shares(size, servers)
 
     def _wrap(self, layers: list[dist.ProcessGroup], shares: list[float] | None, *, traced: bool) -> None:
-        """Add to the real group what goes round it, inside out."""
+        """Wrap the real group, from the inside out."""
         if self._clocks is not None:
             layers.append(PacedGroup(layers[-1], self._cluster, self._clocks, epoch=self._epoch))
         if shares is not None:
             layers.append(ShardGroup(layers[-1], shares))
-        # Emulated links always note what they carry, but of shards they see only the messages.
+        # Emulated links always record their collectives, but of owner shards they carry only the messages.
         paced = self._clocks is not None
         if (traced and not paced) or (paced and shares is not None):
-            noted = TracedGroup(layers[-1])
-            noted.recording = paced
-            layers.append(noted)
+            recorder = TracedGroup(layers[-1])
+            recorder.recording = paced
+            layers.append(recorder)
 
     def _close(self, layer: dist.ProcessGroup, *, failed: bool) -> None:
         if isinstance(layer, MpiGroup):
@@ -172,28 +148,13 @@ class Groups:
             layer.close()
 
     def _real_group(self, transport: str, timeout_s: float) -> dist.ProcessGroup:
-        if transport == "mpi":
-            return MpiGroup(self._control.comm.Dup(), timeout_s=timeout_s)
-        store = PrefixStore(f"group{self._epoch}", self._store)
-        rank, size, timeout = self._control.rank, self._control.size, timedelta(seconds=timeout_s)
-        group = dist.ProcessGroup(store, rank, size)
-        if transport == "gloo":
-            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            options._timeout = timeout
-            options._devices = [self._gloo_device()]
-            backend: Any = dist.ProcessGroupGloo(store, rank, size, options)
-            kind, device = dist.ProcessGroup.BackendType.GLOO, torch.device("cpu")
-        elif transport == "nccl" and dist.is_nccl_available():
-            nccl_options = dist.ProcessGroupNCCL.Options()
-            nccl_options._timeout = timeout
-            backend = dist.ProcessGroupNCCL(store, rank, size, nccl_options)
-            kind, device = dist.ProcessGroup.BackendType.NCCL, torch.device("cuda")
-        else:
-            raise SpecError(
-                f"transport {transport!r} is not available here: use gloo or mpi, or install a CUDA build of torch"
-            )
-        group._set_default_backend(kind)
-        group._register_backend(device, kind, backend)
+        request = OpenGroup(
+            control=self._control,
+            store=PrefixStore(f"group{self._epoch}", self._store),
+            timeout_s=timeout_s,
+            gloo_device=self._gloo_device(),
+        )
+        group: dist.ProcessGroup = load(TRANSPORTS[transport].opened_by)(request)
         return group
 
     def _gloo_device(self) -> Any:

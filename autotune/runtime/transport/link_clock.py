@@ -1,9 +1,9 @@
-"""Emulated links: one virtual clock per host uplink and one per downlink, shared by everything that crosses them.
+"""Emulated links: one virtual clock per host uplink and one per downlink, shared by all transfers over the link.
 
-A clock holds the time at which its link is free. A transfer starts when its sender is ready and takes the link for
-bytes / bandwidth, so two transfers at once take as long as their bytes together. The clocks live in a small shared file
-because ranks of one emulated host are separate processes; all ranks must therefore run on one machine, whose monotonic
-clock they share.
+A clock holds the time at which its link is free. A transfer starts when its sender is ready and occupies the link for
+bytes / bandwidth, so two concurrent transfers take as long as their bytes together. The clocks are in a small shared file
+because ranks of one emulated host are separate processes. All ranks must therefore run on one machine, with one monotonic
+clock.
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ from autotune.simulate.collectives import Load
 from autotune.workloads.cluster import Cluster
 
 _SLOTS = 4096
-"""Collectives that may be under way at once; slots are reused after that many."""
+"""Collectives that may be in flight at once; slots are reused after that many."""
 _DOUBLE = struct.Struct("d")
 
 
 class LinkClocks:
-    """The clocks of all links of a cluster, in a file that every rank maps."""
+    """The clocks of all links of a cluster, in a file that every rank maps.
+
+    Any thread of any rank may call `reserve` and `finish_collective`: a thread lock and a file lock guard the clocks. `post`
+    writes a slot of its own and takes no lock. `set_links` and `close` are called with nothing in flight.
+    """
 
     def __init__(self, cluster: Cluster, path: str) -> None:
         self._hosts_now = cluster.hosts
@@ -39,14 +43,14 @@ class LinkClocks:
 
     @staticmethod
     def create(cluster: Cluster) -> str:
-        """A new clock file; whoever made it removes it once every rank has mapped it."""
+        """Create a clock file. The caller removes it after every rank has mapped it."""
         fd, path = tempfile.mkstemp(prefix="autotune-links-")
         os.truncate(fd, file_bytes(cluster))
         os.close(fd)
         return path
 
     def set_links(self, cluster: Cluster) -> None:
-        """From here on the links are as fast as in this mix: the same hosts, changed by a trace."""
+        """Set the link speeds of the following transfers: the same hosts, as a scenario has changed them."""
         self._hosts_now = cluster.hosts
 
     def close(self) -> None:
@@ -54,21 +58,21 @@ class LinkClocks:
         os.close(self._fd)
 
     def reserve(self, loads: Sequence[Load], start_s: float) -> float:
-        """Put `loads` on their links from `start_s` on; the time at which the last byte has crossed."""
+        """Put `loads` on their links from `start_s` on; the time at which the last byte has arrived."""
         with self._locked():
             return self._reserve(loads, start_s)
 
     def post(self, sequence: int, rank: int) -> None:
-        """This rank has joined collective number `sequence`."""
+        """Record that this rank has joined collective number `sequence`."""
         self._write(self._slot(sequence) + 2 + rank, time.monotonic())
 
     def finish_collective(
         self, sequence: int, key: int, loads: Sequence[Load], latency_s: float
     ) -> tuple[float, float]:
-        """Start and end of a collective that every rank has joined, the same on every rank: the first to ask reserves.
+        """Start and end of a collective that every rank has joined, the same on every rank: the first call reserves.
 
         The real collective has completed when this is called, so every rank's post is in the file. `key` is unique to
-        the collective and tells a fresh slot from an old one.
+        the collective and distinguishes a new slot from an old one.
         """
         slot = self._slot(sequence)
         with self._locked():
@@ -96,7 +100,7 @@ class LinkClocks:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        # lockf excludes processes, not threads of one: collectives are delivered from a thread, messages posted from another.
+        # lockf excludes processes, not threads: one thread delivers collectives, another one posts messages.
         with self._one_thread:
             fcntl.lockf(self._fd, fcntl.LOCK_EX)
             try:

@@ -1,8 +1,8 @@
 """MPI as data plane: a process group whose all-reduce is a ring of point-to-point messages.
 
-A ring of our own because Open MPI's default all-reduce over TCP takes twice the time of a ring, its datatypes lack
-bf16, and a blocking call would spin on a core that other ranks need: a worker thread polls with short sleeps instead.
-A rank that gives up says so to the others, since nobody can be woken from a receive.
+Open MPI's default all-reduce over TCP takes twice the time of a ring, its datatypes lack bf16, and a blocking call spins on
+a core that other ranks need. Here a worker thread runs the ring and polls with short sleeps. A rank that aborts sends a
+message to all others, because a pending MPI receive cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ from torch import Tensor
 from autotune.runtime.errors import PeerLostError
 from autotune.runtime.transport.paced_group import FutureWork
 
-_TAG_DATA, _TAG_GIVE_UP = 1, 2
+_TAG_DATA, _TAG_ABORT = 1, 2
 _POLL_S = 0.00005
 _ABANDONED: list[Any] = []
-"""Requests of failed collectives. MPI may still write to their buffers, so these must outlive them: freed memory would
-be written to. A few buckets per failed trial."""
+"""Requests of failed collectives. MPI may still write to their buffers, so the buffers must stay allocated: a few buckets
+per failed trial."""
 
 
 class MpiGroup(dist.ProcessGroup):
-    """Collectives over `comm`, a communicator that nothing else uses."""
+    """Collectives over `comm`, a communicator that nothing else uses.
+
+    One thread at a time posts, in the same order on all ranks; posting only enqueues. The worker thread is the only one that
+    uses `comm`, except for the abort messages of `close`. It completes the work handles in the order of posting.
+    """
 
     def __init__(self, comm: Any, *, timeout_s: float) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size())  # type: ignore[call-arg]
@@ -60,11 +64,11 @@ class MpiGroup(dist.ProcessGroup):
         return "mpi"
 
     def close(self, *, failed: bool) -> threading.Thread:
-        """Let the worker end; after a failure also tell the peers, who would otherwise wait for us."""
+        """End the worker thread, which is returned. `failed`: also send abort messages, for which the peers poll."""
         if failed:
             for rank in range(self.size()):
                 if rank != self.rank():
-                    self._comm.Isend([b"", 0], dest=rank, tag=_TAG_GIVE_UP)
+                    self._comm.Isend([b"", 0], dest=rank, tag=_TAG_ABORT)
         self._queue.put(None)
         return self._thread
 
@@ -79,14 +83,14 @@ class MpiGroup(dist.ProcessGroup):
             try:
                 for tensor in tensors:
                     run(tensor)
-            except Exception as error:  # noqa: BLE001 - every failure belongs to whoever waits for this work
+            except Exception as error:  # noqa: BLE001 - the waiter of this work raises it
                 work.complete(error)
             else:
                 work.complete(tensors)
             del item, run, tensors, work
 
     def _ring(self, tensor: Tensor) -> None:
-        """Reduce-scatter, then all-gather, a chunk a step to the right-hand neighbour."""
+        """Reduce-scatter, then all-gather; in each step a chunk goes to the right-hand neighbour."""
         size, rank = self.size(), self.rank()
         if size == 1:
             return
@@ -123,15 +127,15 @@ class MpiGroup(dist.ProcessGroup):
     def _finish(self, requests: list[Any]) -> None:
         deadline = time.monotonic() + self._timeout_s
         while not _all_done(requests):
-            given_up = self._comm.Iprobe(tag=_TAG_GIVE_UP)
-            if given_up or time.monotonic() > deadline:
+            aborted = self._comm.Iprobe(tag=_TAG_ABORT)
+            if aborted or time.monotonic() > deadline:
                 _ABANDONED.extend(requests)
-                raise PeerLostError("a peer left the collective" if given_up else "a peer did not answer in time")
+                raise PeerLostError("a peer left the collective" if aborted else "a peer did not answer in time")
             time.sleep(_POLL_S)
 
 
 def _all_done(requests: list[Any]) -> bool:
-    """Whether all have completed; each is tested every time, since only that moves it on."""
+    """Whether all have completed; each request is tested every time, because only a test makes it progress."""
     done = [request.Test() for request in requests]
     return all(done)
 

@@ -1,10 +1,9 @@
 """A process group whose all-reduces and messages take as long as they would on the emulated links.
 
-It wraps any real process group and is one itself, so torch DDP, its hooks and our own reducer all run on it unchanged:
-nothing that is measured knows. The real collective runs at once; a delivery thread hands its result over when the
-virtual clocks of the links say that the last byte has arrived. A message from rank to rank carries the moment of its
-arrival in a second, tiny message, so its receiver needs no thread: it sleeps until then when it waits. Broadcast,
-all-gather and barrier are not paced: no step waits for them but the first.
+It wraps any real process group and is one itself, so torch DDP, its hooks and our own reducer run on it unchanged. The real
+collective starts at once; a delivery thread completes it when, by the virtual clocks of the links, the last byte has
+arrived. A message from rank to rank carries its arrival time in a second, tiny message; its receiver sleeps until then when
+it waits, and needs no thread. Broadcast, all-gather and barrier are not paced: only the first step waits for them.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from autotune.simulate.collectives import all_reduce_latency_s, hop_latency_s, h
 from autotune.workloads.cluster import Cluster
 
 _ARRIVAL_TAG = 1 << 20
-"""Added to a message's tag: tells its arrival, on the clock that all ranks of one machine share."""
+"""Added to a message's tag for the message that carries its arrival time, on the monotonic clock of the machine."""
 
 
 class FutureWork(Work):
-    """A handle on a collective that some thread of ours completes."""
+    """The handle of a collective. A worker thread calls `complete` once; any thread may wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +57,7 @@ def _value_or_raise(outcome: Future[Any]) -> Any:
 
 
 class MessageWork(Work):
-    """A message under way: done when the real one is, and not before its moment in `due_s`."""
+    """A message in flight: completes with the real one, and not before the time in `due_s`."""
 
     def __init__(self, real: list[Any], due_s: Tensor) -> None:
         super().__init__()
@@ -73,7 +72,12 @@ class MessageWork(Work):
 
 
 class PacedGroup(WrappedGroup):
-    """`inner`, as slow as the links of `cluster`. `epoch` tells the groups of one job apart."""
+    """`inner`, as slow as the links of `cluster`. `epoch` distinguishes the groups of one job.
+
+    One thread at a time posts, in the same order on all ranks. The delivery thread waits for the real collectives, completes
+    the work handles and, before that, appends to the deliveries. The thread that trains calls `take`, which returns the
+    deliveries of all completed collectives, and `close`, after which no thread posts.
+    """
 
     def __init__(self, inner: dist.ProcessGroup, cluster: Cluster, clocks: LinkClocks, *, epoch: int) -> None:
         super().__init__(inner)
@@ -100,31 +104,31 @@ class PacedGroup(WrappedGroup):
         return work
 
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Any:  # noqa: N803 - torch's name
-        """Takes the links from now on; the sender may go on when its last byte has crossed them."""
+        """Occupies the links from now on; the work completes for the sender when its last byte has left them."""
         assert self._inner is not None
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         loads = hop_loads(self._host_of_rank, self.rank(), dstRank, num_bytes)
-        gone_s = torch.tensor(self._clocks.reserve(loads, time.monotonic()), dtype=torch.float64)
-        arrival_s = gone_s + hop_latency_s(self._cluster, self.rank(), dstRank)
-        told = self._inner.send([arrival_s], dstRank, tag + _ARRIVAL_TAG)
-        return MessageWork([told, self._inner.send(tensors, dstRank, tag)], gone_s)
+        sent_s = torch.tensor(self._clocks.reserve(loads, time.monotonic()), dtype=torch.float64)
+        arrival_s = sent_s + hop_latency_s(self._cluster, self.rank(), dstRank)
+        notice = self._inner.send([arrival_s], dstRank, tag + _ARRIVAL_TAG)
+        return MessageWork([notice, self._inner.send(tensors, dstRank, tag)], sent_s)
 
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Any:  # noqa: N803 - torch's name
         assert self._inner is not None
         arrival_s = torch.zeros((), dtype=torch.float64)
-        told = self._inner.recv([arrival_s], srcRank, tag + _ARRIVAL_TAG)
-        return MessageWork([told, self._inner.recv(tensors, srcRank, tag)], arrival_s)
+        notice = self._inner.recv([arrival_s], srcRank, tag + _ARRIVAL_TAG)
+        return MessageWork([notice, self._inner.recv(tensors, srcRank, tag)], arrival_s)
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return "paced"
 
     def take(self) -> list[Delivery]:
-        """What was delivered since the last call."""
+        """The deliveries since the last call."""
         taken, self._deliveries = self._deliveries, []
         return taken
 
     def close(self) -> threading.Thread:
-        """Let go of the real group, which tells its peers; the delivery thread ends once its last wait does."""
+        """Release the real group, which informs its peers. The delivery thread ends after its last wait, and is returned."""
         self._queue.put(None)
         self._inner = None
         return self._thread
@@ -135,7 +139,7 @@ class PacedGroup(WrappedGroup):
             try:
                 real.wait()
                 self._pass_time(sequence, posted_s, sum(t.numel() * t.element_size() for t in tensors))
-            except Exception as error:  # noqa: BLE001 - every failure belongs to whoever waits for this work
+            except Exception as error:  # noqa: BLE001 - the waiter of this work raises it
                 work.complete(error)
             else:
                 work.complete(tensors)

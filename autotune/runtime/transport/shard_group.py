@@ -1,20 +1,20 @@
-"""A process group whose all-reduce is carried out by owners: every rank owns a share of the tensor.
+"""Owner shards: an all-reduce by owner-based reduce-scatter + all-gather, in which every rank owns a share of the tensor.
 
-Everybody sends each owner its slice; the owner adds them up and sends the sum to everybody. A ring puts the same bytes on
-every link and is best where links are equal; here a rank behind a slow link owns little or nothing, sends and receives
+Every rank sends each owner its slice; the owner sums the slices and sends the sum to all ranks. A ring puts the same bytes
+on every link and is best where links are equal. Here a rank behind a slow link owns little or nothing, sends and receives
 its bytes once, and the fast links carry the rest (shares: `autotune.simulate.collectives.owned_shares`). With shares
-1/len(servers) on some ranks and none elsewhere the same group is a parameter server: owners of equal shards who sum what
-is pushed and answer with it (Li et al., OSDI 2014; shares after bandwidth: BytePS, Jiang et al., OSDI 2020).
+1/len(servers) on some ranks and 0 elsewhere the same group is a parameter server: owners of equal shards sum the pushed
+gradients and reply with the sum (Li et al., OSDI 2014; shares by bandwidth: BytePS, Jiang et al., OSDI 2020).
 
-- A tensor is cut into pieces, so that the sums of the first go back while slices of the next come in.
-- All receives are posted before any send: a receive announces itself on the connection that carries our own bulk the
-  other way, and behind that bulk it would hold up its sender.
-- Slices are added in rank order, whoever arrives first, so every run has the same result, and all ranks the same bits.
-- Sums are received into the very slice that was sent: its owner had it all, or there would be no sum.
+- A tensor is split into chunks, so that sums of the first chunk go back while slices of the next come in.
+- All receives are posted before any send: gloo announces a receive on the connection that carries our own slices the other
+  way, and behind these slices the announcement would delay the sender.
+- Slices are added in rank order, not in order of arrival, so all runs and all ranks have bitwise equal results.
+- Sums are received into the slice that was sent: the sum exists only after its owner has received the whole slice.
 
-Left out: ranks of one host do not add up among themselves first, which would save bytes where they share a link. Posting
-is not held back either: sums follow whatever slices were posted before they were ready, which leaves no link idle but lets
-the first of many all-reduces under way wait for some of the others.
+Left out: ranks of one host do not reduce among themselves first, which would save bytes where they share a link. Posting is
+not limited either: sums queue behind slices that were posted before the sums were ready. No link is idle then, but the
+first of many all-reduces in flight may wait for later ones.
 """
 
 from __future__ import annotations
@@ -35,37 +35,37 @@ from autotune.runtime.transport.paced_group import FutureWork
 from autotune.runtime.transport.wrapped_group import WrappedGroup
 
 CHUNK_BYTES = 1 << 19
-"""Of an owner's slice, what makes a piece. The first piece must be in before a sum goes back, so small is good: 50 MB over
-one slow link among three took 2.38 s in pieces of 2 MiB, 2.17 s of 1 MiB and 2.11 s of 512 or 256 KiB, for a bound of 2.0 s."""
+"""The size of a chunk of an owner's slice. The first chunk must arrive before a sum goes back, so small chunks are better:
+50 MB over one slow link of three took 2.38 s in chunks of 2 MiB, 2.17 s of 1 MiB, 2.11 s of 512 or 256 KiB; bound 2.0 s."""
 _FIRST_TAG, _NUM_TAGS = 1 << 19, 1 << 19
-"""Tags of ours: above those of plain messages, and below those that paced groups add. When they are used up they start
-over, which is safe even with some still under way: messages of one tag between two ranks keep their order."""
+"""Our tags: above those of plain messages, and below those that paced groups add. They wrap around, which is safe even with
+messages in flight: messages of one tag between two ranks keep their order."""
 _SLICE, _SUM = 0, 1
-"""The two phases; a piece has a tag for each."""
+"""The two phases; a chunk has a tag for each."""
 
 
 def cut(num_elements: int, element_bytes: int, shares: Sequence[float], chunk_bytes: int) -> list[list[slice]]:
-    """For each piece, the slice of each owner. Every owner's slice has as many pieces, so that all are done together."""
+    """For each chunk, the slice of each owner. All owners have the same number of chunks, so that they finish together."""
     last = max(owner for owner, share in enumerate(shares) if share > 0)
-    # Sums of floats may end just beside one: what follows the last who owns anything begins at the very end.
+    # A sum of floats may differ slightly from 1: the bounds after the last owner are exactly the end.
     bounds = [
         min(round(sum(shares[:owner]) * num_elements), num_elements) if owner <= last else num_elements
         for owner in range(len(shares) + 1)
     ]
     owned = list(pairwise(bounds))
-    pieces = max(math.ceil(max(end - start for start, end in owned) * element_bytes / chunk_bytes), 1)
+    chunks = max(math.ceil(max(end - start for start, end in owned) * element_bytes / chunk_bytes), 1)
     return [
         [
-            slice(start + (end - start) * piece // pieces, start + (end - start) * (piece + 1) // pieces)
+            slice(start + (end - start) * chunk // chunks, start + (end - start) * (chunk + 1) // chunks)
             for start, end in owned
         ]
-        for piece in range(pieces)
+        for chunk in range(chunks)
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class _Owned:
-    """This rank's slice of one piece, with everybody's version of it in rank order, some of them on their way."""
+    """This rank's slice of one chunk, with the versions of all ranks in rank order, some of them in flight."""
 
     tag: int
     own: Tensor
@@ -73,7 +73,7 @@ class _Owned:
     arriving: list[Any]
 
     def add_up(self) -> None:
-        """The sum of all versions into our own, once they are here."""
+        """Wait for all versions and write their sum into our own."""
         for work in self.arriving:
             work.wait()
         total = self.versions[0]
@@ -83,20 +83,20 @@ class _Owned:
 
 
 class _Exchange:
-    """The all-reduce of one tensor: posted when made, by the caller; carried through by the worker.
+    """The all-reduce of one tensor. The posting thread constructs it, which posts; the worker thread calls `finish`.
 
-    It holds the group for itself, so that what was posted is finished even if the group is closed meanwhile.
+    It holds the real group itself, so that posted work is finished even if the group is closed meanwhile.
     """
 
-    def __init__(self, group: dist.ProcessGroup, tensor: Tensor, pieces: list[list[slice]], first_tag: int) -> None:
+    def __init__(self, group: dist.ProcessGroup, tensor: Tensor, chunks: list[list[slice]], first_tag: int) -> None:
         rank, size = group.rank(), group.size()
         self._group, self._tensor, self._whole = group, tensor, tensor.contiguous()
-        # Everybody begins with another owner, lest all send to the first at once.
+        # Each rank begins with another owner, so that they do not all send to the first one at once.
         self._others = [(rank + step) % size for step in range(1, size)]
         flat = self._whole.view(-1)
-        self._slices = [[flat[owned] for owned in piece] for piece in pieces]
+        self._slices = [[flat[owned] for owned in chunk] for chunk in chunks]
         self._first_tag = first_tag
-        self._owned = [self._await_slices(number) for number in range(len(pieces) if size > 1 else 0)]
+        self._owned = [self._await_slices(number) for number in range(len(chunks) if size > 1 else 0)]
         self._works = [
             group.recv([self._slices[number][owner]], owner, self._tag(number, _SUM))
             for number, owner in self._messages()
@@ -107,7 +107,7 @@ class _Exchange:
         ]
 
     def finish(self) -> None:
-        """Add up and return what we own, then wait for the rest."""
+        """Sum and send back our own slices, then wait for the others."""
         for owned in self._owned:
             if owned is not None:
                 owned.add_up()
@@ -118,12 +118,12 @@ class _Exchange:
             self._tensor.copy_(self._whole)
 
     def _messages(self) -> list[tuple[int, int]]:
-        """(piece, owner) of every slice that another rank owns, in the order in which they go."""
+        """(chunk, owner) of every slice that another rank owns, in the order of sending."""
         return [
             (number, owner)
-            for number, piece in enumerate(self._slices)
+            for number, chunk in enumerate(self._slices)
             for owner in self._others
-            if piece[owner].numel() > 0
+            if chunk[owner].numel() > 0
         ]
 
     def _await_slices(self, number: int) -> _Owned | None:
@@ -143,9 +143,10 @@ class _Exchange:
 class ShardGroup(WrappedGroup):
     """`inner`, whose messages carry the all-reduces; rank j owns `shares[j]` of every tensor. Sums only.
 
-    All-reduces may be under way at once. One thread waits, adds and returns, in the order in which they were posted; it
-    sleeps in gloo. What fails fails everything after it, as a connection that is lost stays lost. While an all-reduce is
-    under way an owner holds its slice once more for every other rank.
+    One thread at a time posts, in the same order on all ranks. The worker thread waits, sums and sends back, in the order of
+    posting; it sleeps in gloo. The thread that trains calls `set_owners`, with nothing in flight, and `close`, after which no
+    thread posts. A failure fails all all-reduces that follow, because a lost connection stays lost. While an all-reduce is in
+    flight, an owner holds a copy of its slice for every other rank.
     """
 
     def __init__(self, inner: dist.ProcessGroup, shares: Sequence[float], *, chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -160,18 +161,18 @@ class ShardGroup(WrappedGroup):
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
         if opts is not None and opts.reduceOp != dist.ReduceOp.SUM:
-            raise ValueError(f"shards are summed, but {opts.reduceOp} was asked for")
+            raise ValueError(f"owner shards support sums only, not {opts.reduceOp}")
         listed = list(tensors) if isinstance(tensors, list | tuple) else [tensors]
         work = FutureWork()
         try:
             posted: Any = [self._post(tensor.detach()) for tensor in listed]
-        except Exception as error:  # noqa: BLE001 - every failure belongs to whoever waits for this work
+        except Exception as error:  # noqa: BLE001 - the waiter of this work raises it
             posted = error.with_traceback(None)
         self._queue.put((posted, listed, work))
         return work
 
     def set_owners(self, shares: Sequence[float]) -> None:
-        """Rank j owns `shares[j]` from the next all-reduce on: said by all ranks with none under way."""
+        """Rank j owns `shares[j]` from the next all-reduce on; called by all ranks, with none in flight."""
         if len(shares) != self.size() or min(shares) < 0 or not math.isclose(sum(shares), 1.0):
             raise ValueError(
                 f"shares are {list(shares)}: {self.size()} ranks need one each, none negative, summing to 1"
@@ -182,16 +183,16 @@ class ShardGroup(WrappedGroup):
         return "shards"
 
     def close(self) -> threading.Thread:
-        """Let go of the real group; its peers learn of it when the worker has finished what was posted, and ended."""
+        """Release the real group. Its peers learn of it when the worker thread, which is returned, has finished all posted work."""
         self._queue.put(None)
         self._inner = None
         return self._thread
 
     def _post(self, tensor: Tensor) -> _Exchange:
         assert self._inner is not None
-        pieces = cut(tensor.numel(), tensor.element_size(), self._shares, self._chunk_bytes)
-        exchange = _Exchange(self._inner, tensor, pieces, self._next_tag)
-        self._next_tag = (self._next_tag + 2 * len(pieces)) % _NUM_TAGS
+        chunks = cut(tensor.numel(), tensor.element_size(), self._shares, self._chunk_bytes)
+        exchange = _Exchange(self._inner, tensor, chunks, self._next_tag)
+        self._next_tag = (self._next_tag + 2 * len(chunks)) % _NUM_TAGS
         return exchange
 
     def _work(self) -> None:
@@ -199,19 +200,19 @@ class ShardGroup(WrappedGroup):
         while (item := self._queue.get()) is not None:
             posted, tensors, work = item
             failure = failure or _finish(posted)
-            # The messages go first: they hold the connections, and whoever is woken may count on their being gone.
+            # Release the messages first: they hold the connections, and a woken waiter relies on their release.
             del item, posted
             work.complete(failure or tensors)
             del tensors, work
 
 
 def _finish(posted: list[_Exchange] | Exception) -> Exception | None:
-    """Carry them through; what went wrong, without the frames, which would hold the messages and these the connections."""
+    """Finish posted work. Returns its failure, without a traceback: its frames would hold messages, and these connections."""
     if isinstance(posted, Exception):
         return posted
     try:
         for exchange in posted:
             exchange.finish()
-    except Exception as error:  # noqa: BLE001 - every failure belongs to whoever waits for this work
+    except Exception as error:  # noqa: BLE001 - the waiter of this work raises it
         return error.with_traceback(None)
     return None

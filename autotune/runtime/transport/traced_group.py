@@ -1,7 +1,7 @@
-"""A process group that notes when each of its collectives was posted and when it was done, while it is asked to.
+"""A process group that records when each of its collectives was posted and completed, while `recording`.
 
-It hands everything through: what waits for a collective waits for the real one. Emulated links note the same as they
-deliver, so a step is traced alike on both.
+It passes everything on: a waiter waits for the real collective. Emulated links record the same as they deliver, so real and
+emulated steps have the same kind of trace.
 """
 
 from __future__ import annotations
@@ -15,33 +15,37 @@ import torch.distributed as dist
 
 from autotune.runtime.transport.wrapped_group import WrappedGroup
 
-_NOTE_S, _POLL_S = 1.0, 0.0002
+_RECORD_S, _POLL_S = 1.0, 0.0002
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delivery:
-    """One collective as a rank saw it, on the monotonic clock."""
+    """One collective on one rank; time stamps are of the monotonic clock."""
 
     num_bytes: int
     posted_s: float
-    """When this rank joined."""
+    """When this rank posted it."""
     end_s: float
     late_s: float = 0.0
-    """Emulated links: how much later the real collective was done."""
+    """Emulated links: how much later the real collective completed."""
     ready_s: float | None = None
-    """When this rank had what is sent, where that is known."""
+    """When the data of this rank was ready, where recorded."""
     name: str = ""
-    """The same on every rank; empty: by its place in the order of posting."""
+    """The same on every rank; empty: named by the order of posting."""
 
 
 class TracedGroup(WrappedGroup):
-    """`inner`, with a record of the collectives that were posted while `recording`."""
+    """`inner`, with a record of the collectives that were posted while `recording`.
+
+    One thread at a time posts. The thread that trains sets `recording` and calls `take` and `close`. Completions are recorded
+    on the threads of the real group; the lock guards the deliveries and the count of collectives in flight.
+    """
 
     def __init__(self, inner: dist.ProcessGroup) -> None:
         super().__init__(inner)
         self.recording = False
         self._deliveries: list[Delivery] = []
-        self._under_way = 0
+        self._in_flight = 0
         self._lock = threading.Lock()
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
@@ -51,15 +55,15 @@ class TracedGroup(WrappedGroup):
         work = self._inner.allreduce(listed, opts if opts is not None else dist.AllreduceOptions())
         if self.recording:
             with self._lock:
-                self._under_way += 1
+                self._in_flight += 1
             num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in listed)
-            work.get_future().then(lambda _: self._note(num_bytes, posted_s))
+            work.get_future().then(lambda _: self._record(num_bytes, posted_s))
         return work
 
     def take(self) -> list[Delivery]:
-        """What was recorded since the last call. A waiter may wake just before its collective is noted: wait for that."""
-        deadline = time.monotonic() + _NOTE_S
-        while self._under_way and time.monotonic() < deadline:
+        """The deliveries since the last call. Waits for pending records: a waiter may wake just before its record is made."""
+        deadline = time.monotonic() + _RECORD_S
+        while self._in_flight and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         with self._lock:
             taken, self._deliveries = self._deliveries, []
@@ -69,16 +73,16 @@ class TracedGroup(WrappedGroup):
         return "traced"
 
     def close(self) -> None:
-        """Let go of the real group, which tells its peers."""
+        """Release the real group, which informs its peers."""
         self._inner = None
 
-    def _note(self, num_bytes: int, posted_s: float) -> None:
+    def _record(self, num_bytes: int, posted_s: float) -> None:
         delivery = Delivery(num_bytes=num_bytes, posted_s=posted_s, end_s=time.monotonic())
         with self._lock:
             self._deliveries.append(delivery)
-            self._under_way -= 1
+            self._in_flight -= 1
 
 
 def taken(group: Any) -> list[Delivery]:
-    """The collectives that a group has noted since it was last asked; none where it notes nothing."""
+    """The deliveries of a group since the last call; none where it records nothing."""
     return list(group.take()) if hasattr(group, "take") else []

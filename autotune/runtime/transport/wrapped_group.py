@@ -1,4 +1,4 @@
-"""A process group around another: what it does not change it passes on."""
+"""A process group around another one: it passes on all calls that a subclass does not change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 
 
 class WrappedGroup(dist.ProcessGroup):
-    """`inner`, until a subclass lets go of it: as long as anything holds a group, peers do not learn that a rank has left."""
+    """`inner`, until a subclass releases it: as long as anything holds a group, peers do not learn that a rank has left."""
 
     def __init__(self, inner: dist.ProcessGroup) -> None:
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]

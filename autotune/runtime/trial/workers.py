@@ -1,7 +1,7 @@
-"""Leader and followers: rank 0 gives an order, all ranks carry it out, rank 0 hears from everyone.
+"""Leader and followers: rank 0 broadcasts an order, all ranks carry it out, rank 0 gathers their outcomes.
 
-An order is a plain dict, broadcast as JSON-able data. A follower does nothing but wait for orders, so there is one
-place where ranks can be out of step, and it is here.
+An order is a plain dict of JSON-able data. Between orders a follower only waits for the next one, so this is the only
+place where ranks can get out of step.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ from autotune.profilers.timeline import Timeline
 from autotune.results.store.record import RankResult, TrialState
 from autotune.runtime.control.mpi import Control, RankSilentError
 from autotune.runtime.control.step_directives import Decide
-from autotune.runtime.trial.runner import Budget, RankOutcome, RankRunner, Steering
+from autotune.runtime.trial.outcome import RankOutcome
+from autotune.runtime.trial.runner import Budget, RankRunner, Retuning
 from autotune.workloads.errors import AutotuneError, LossNotFiniteError
 from autotune.workloads.plan import Plan
 from autotune.workloads.serial import from_data, to_data
 
 _GRACE_S = 5.0
-"""How much longer than a trial's time limit the leader waits for a silent rank."""
+"""How much longer than a trial's time limit the leader waits for the outcome of a rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
-    """A trial as all ranks saw it together."""
+    """A trial, combined from the outcomes of all ranks."""
 
     state: TrialState
     reason: str = ""
     steps_s: tuple[float, ...] = ()
-    """Each step: the slowest rank's time."""
+    """Of each step the time of the slowest rank."""
     ranks: tuple[RankResult, ...] = ()
     timeline: Timeline = field(default_factory=Timeline)
 
 
 class Workers:
-    """The ranks of a job, as rank 0 sees them."""
+    """The ranks of a job, as rank 0 controls them. Not thread-safe: only the main thread of rank 0 calls it."""
 
     def __init__(self, control: Control, runner: RankRunner) -> None:
         self._control = control
@@ -50,7 +51,7 @@ class Workers:
         return with_finite_losses(combine(ranks), ranks)
 
     def compare(self, plans: Sequence[Plan], rounds: int, budget: Budget) -> list[Measurement]:
-        """Run several plans in turn on all ranks; a measurement's steps_s holds the mean step of each round."""
+        """Measure several plans on all ranks in interleaved rounds; steps_s holds the mean step of each round."""
         order = {"do": "compare", "plans": to_data(list(plans)), "rounds": rounds, "budget": to_data(budget)}
         measured = [combine(outcomes) for outcomes in zip(*self._order(order, budget), strict=True)]
         if failed := next((m for m in measured if m.state is not TrialState.COMPLETE), None):
@@ -66,9 +67,9 @@ class Workers:
         watched: bool,
         decide: Decide | None = None,
     ) -> Training:
-        """Train on all ranks for as long as the effort says; if somebody decides, the plan may change on the way."""
+        """Train `budget.steps` steps on all ranks. With `decide` the plan may change between steps."""
         order = {"do": "train", "plan": to_data(plan), "budget": to_data(budget), "watched": watched}
-        order["steered"] = decide is not None
+        order["retuned"] = decide is not None
         outcomes = [outcome[0] for outcome in self._order(order, budget, on_step, decide)]
         measured = combine(outcomes)
         if measured.state is not TrialState.COMPLETE:
@@ -77,7 +78,7 @@ class Workers:
         return Training(measured=measured, losses=losses, accuracy=outcomes[0].accuracy)
 
     def quality(self, plan: Plan, budget: Budget) -> tuple[float, list[float], list[float]]:
-        """How much training with the plan's codec goes the way of training without (cosine), and the losses of both."""
+        """The cosine between the parameter updates without and with the plan's codec, and the losses of both."""
         order = {"do": "quality", "plan": to_data(plan), "budget": to_data(budget)}
         outcomes = self._order(order, budget)
         for measured in (combine(list(ranks)) for ranks in zip(*outcomes, strict=True)):
@@ -90,7 +91,7 @@ class Workers:
         return outcomes[0][1].cosine or 0.0, plain, coded
 
     def dismiss(self) -> None:
-        """The job is done: every follower returns."""
+        """End the job: every follower returns."""
         dismiss_followers(self._control, exit_code=0)
         self._runner.close()
 
@@ -111,16 +112,16 @@ class Workers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """A training run as all ranks saw it together."""
+    """A training run, combined from the outcomes of all ranks."""
 
     measured: Measurement
     losses: tuple[float, ...]
-    """Of the whole batch, step by step."""
+    """Of the whole batch, one per step."""
     accuracy: float | None
 
 
 class DismissedError(AutotuneError):
-    """Rank 0 has ended the job and has said why."""
+    """Rank 0 has ended the job with an error, which it has reported."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__("ended by rank 0")
@@ -128,11 +129,11 @@ class DismissedError(AutotuneError):
 
 
 class TrialFailedError(AutotuneError):
-    """Something that must not fail did: there is nothing to go on with."""
+    """A trial failed whose result the job needs."""
 
 
 class LostRankError(AutotuneError):
-    """A rank neither answered nor failed; the trial can be recorded but the job cannot go on."""
+    """A rank neither answered nor failed: the trial can be recorded but the job cannot continue."""
 
     def __init__(self, measurement: Measurement) -> None:
         super().__init__(measurement.reason)
@@ -140,12 +141,12 @@ class LostRankError(AutotuneError):
 
 
 def dismiss_followers(control: Control, exit_code: int) -> None:
-    """Rank 0's last order: leave, with this exit code."""
+    """Broadcast rank 0's last order: exit with this code."""
     control.broadcast({"do": "stop", "exit_code": exit_code})
 
 
 def follow(control: Control, runner: RankRunner) -> None:
-    """What every rank but 0 does until dismissed. Raises DismissedError where rank 0 ended the job with an error."""
+    """Carry out the orders of rank 0 until it ends the job. Raises DismissedError where it ended with an error."""
     while (order := control.broadcast())["do"] != "stop":
         control.gather(carry_out(order, runner))
     runner.close()
@@ -168,16 +169,16 @@ def carry_out(
     if order["do"] == "quality":
         return runner.quality(plan, budget)
     if order["do"] == "train":
-        steering = Steering(decide=decide) if order["steered"] else None
-        return [runner.train(plan, budget, on_step, watched=order["watched"], steering=steering)]
+        retuning = Retuning(decide=decide) if order["retuned"] else None
+        return [runner.train(plan, budget, on_step, watched=order["watched"], retuning=retuning)]
     return [runner.trial(plan, budget)]
 
 
 def combine(outcomes: Sequence[RankOutcome]) -> Measurement:
-    """One measurement from the ranks' outcomes: the slowest rank sets each step, the first cause sets the failure."""
+    """One measurement from the ranks' outcomes: a step takes as long as on its slowest rank, the first cause is the reason."""
     faults = [(rank, outcome.fault) for rank, outcome in enumerate(outcomes) if outcome.fault is not None]
     if faults:
-        # A rank that lost its peer is a consequence; among causes the earliest came first.
+        # A lost peer is a consequence, not a cause. Of several causes the earliest counts.
         rank, fault = min(faults, key=lambda entry: (entry[1].kind == "peer", entry[1].at_s))
         state = TrialState.INFEASIBLE if fault.kind == "memory" else TrialState.FAILED
         reason = fault.message if fault.kind == "memory" else f"rank {rank}: {fault.message}"
@@ -191,7 +192,7 @@ def combine(outcomes: Sequence[RankOutcome]) -> Measurement:
 
 
 def with_finite_losses(measured: Measurement, outcomes: Sequence[RankOutcome]) -> Measurement:
-    """A trial as it is, or failed where the loss of a rank became nan or inf: how fast that was means nothing."""
+    """The trial, failed if the loss of a rank is nan or inf: its speed is meaningless then."""
     found = [
         (step, rank, loss)
         for rank, outcome in enumerate(outcomes)

@@ -1,4 +1,4 @@
-"""`autotune compare A B`: exit code 0, 4 on a regression, 2 with one message; one JSON document where asked."""
+"""`autotune compare A B`: exit code 0, 4 on a regression, 2 with one message; one JSON document with --json."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ import pytest
 
 from autotune.cli.main import main
 from autotune.profilers.perfetto import read_trace
-from autotune.schedule.shapes import SHAPES
 from autotune.workloads.block_file import graph_data
+from tests.autotune.schedule.shapes import SHAPES
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_torch_reads_the_csv(file, tmp_path):
     [
         (lambda data: data["blocks"][0].update(devices=[9]), 2, ["'f0'", "device 9"]),
         (lambda data: data["blocks"][0].update(after=["b0"]), 2, ["waits for itself"]),
-        (lambda data: data["blocks"][1].update(after=["nobody"]), 2, ["'f1'", "'nobody'"]),
+        (lambda data: data["blocks"][1].update(after=["missing"]), 2, ["'f1'", "'missing'"]),
         (lambda data: data.update(memory=[4, 0.5, 4]), 3, ["'f1'", "device 1", "0.5"]),
         (lambda data: data["blocks"][-1].update(memory=1), 3, ["device 0"]),
     ],

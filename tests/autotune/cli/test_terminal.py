@@ -1,4 +1,4 @@
-"""Is anybody watching: decided by the streams of whoever started us, not by the pty that mpirun gives every rank."""
+"""Does a stream end on a terminal: decided by the streams of the launcher, not by the pty that mpirun gives every rank."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def launcher_has(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
     monkeypatch.setattr(Path, "readlink", readlink)
 
 
-# --- started by hand ---------------------------------------------------------------------------------------------------
+# --- started without mpirun --------------------------------------------------------------------------------------------
 
 
 def test_a_terminal_is_a_terminal_with_its_width(screen: int) -> None:
@@ -73,7 +73,7 @@ def test_a_pipe_is_not_and_has_no_width(pipe: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("CI", "true"), ("TERM", "dumb")])
-def test_nobody_watches_in_ci_or_on_a_dumb_terminal(
+def test_ci_and_a_dumb_terminal_are_no_terminal(
     screen: int, name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -86,7 +86,7 @@ def test_nobody_watches_in_ci_or_on_a_dumb_terminal(
 @pytest.mark.usefixtures("under_mpirun")
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 @pytest.mark.parametrize("target", ["/tmp/log.txt", "pipe:[123]", "/dev/null"])
-def test_under_mpirun_a_redirected_launcher_means_nobody_watches(
+def test_under_mpirun_a_redirected_launcher_is_no_terminal(
     screen: int, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every rank has a pty of its own: that our own stream is one means nothing."""
@@ -113,7 +113,7 @@ def test_under_mpirun_a_terminal_that_cannot_be_opened_has_no_width(monkeypatch:
 
 
 @pytest.mark.usefixtures("under_mpirun")
-def test_a_launcher_that_cannot_be_looked_at_means_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_that_cannot_be_inspected_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_path: Path) -> Path:
         raise PermissionError
 
@@ -122,6 +122,6 @@ def test_a_launcher_that_cannot_be_looked_at_means_nobody_watches(monkeypatch: p
 
 
 @pytest.mark.usefixtures("under_mpirun")
-def test_off_linux_nobody_watches_under_mpirun(screen: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_off_linux_a_job_under_mpirun_has_no_terminal(screen: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal.sys, "platform", "darwin")
     assert not is_terminal(screen)

@@ -53,7 +53,7 @@ def test_a_plan_measured_twice_counts_with_all_its_steps() -> None:
     assert [record.number for record in by_speed(records)] == [1, 0]
 
 
-def test_of_plans_that_noise_cannot_tell_apart_the_one_that_uses_less_processor_time_is_first() -> None:
+def test_of_plans_that_noise_cannot_tell_apart_the_one_that_uses_less_cpu_time_is_first() -> None:
     busy, modest, slow = (sample.plan(bucket_bytes=size * MIB) for size in (1, 2, 4))
     records = [
         with_cpu(sample.trial(0, Role.SEARCH, busy, 0.200), 0.30),
@@ -88,7 +88,7 @@ def test_entries_are_default_peer_best_its_knobs_and_the_default_again() -> None
     assert chosen[2].plan == best
 
 
-def test_the_peer_is_the_fastest_of_the_hand_tuned_plans() -> None:
+def test_the_peer_is_the_fastest_of_the_tuned_ddp_plans() -> None:
     peer = fastest(sample.records(), Role.PEER)
     assert peer is not None
     assert entries(sample.records(), sample.plan())[1].plan == peer.plan
@@ -105,7 +105,7 @@ def test_a_default_that_did_not_fit_takes_no_part() -> None:
     assert [entry.name for entry in entries(without, sample.plan())] == [DDP_TUNED, BEST]
 
 
-def test_a_best_plan_alone_is_compared_with_nobody() -> None:
+def test_a_best_plan_alone_is_compared_with_no_other() -> None:
     assert entries([], sample.plan()) == [Entry(name=BEST, plan=sample.plan())]
 
 
@@ -136,7 +136,7 @@ def test_reverted_plans_can_run(codec: str, samples: tuple[int, ...]) -> None:
         entry.plan.validate(num_ranks=4, global_batch=64)
 
 
-def test_the_reducer_is_put_back_only_where_ddp_could_run_the_plan() -> None:
+def test_the_reducer_is_reset_only_where_ddp_could_run_the_plan() -> None:
     assert "reducer" in {entry.reverts for entry in reverted(sample.plan(), DEFAULT)}
     assert "reducer" not in {entry.reverts for entry in reverted(sample.plan(codec="bf16"), DEFAULT)}
     assert "reducer" not in {entry.reverts for entry in reverted(sample.plan((40, 24, 0, 0)), DEFAULT)}
@@ -162,15 +162,22 @@ def test_a_measurement_that_is_missing_is_not_papered_over() -> None:
         contenders([Entry(name=BEST, plan=sample.plan())], [])
 
 
-def test_a_schedule_is_put_back_knob_by_knob() -> None:
+def test_a_schedule_is_reset_knob_by_knob() -> None:
     comm = CommPlan(
         reducer="scheduled", partition_bytes=MIB, credit_bytes=2 * MIB, crosses_steps=True, collective="shards"
     )
     best = replace(sample.plan(), comm=comm, compression=CompressionPlan(factors=("fc1",)))
     changed = {entry.reverts: entry.plan for entry in reverted(best, DEFAULT)}
-    assert set(changed) == {"batch split", "partition size", "crossing", "factors", "collective", "reducer"}
+    assert set(changed) == {
+        "batch split",
+        "partition size",
+        "cross-step overlap",
+        "sufficient factors",
+        "collective",
+        "reducer",
+    }
     assert changed["reducer"].comm == CommPlan(bucket_bytes=MIB, collective="shards")
-    assert changed["factors"].compression == CompressionPlan()
-    assert not changed["crossing"].comm.crosses_steps
+    assert changed["sufficient factors"].compression == CompressionPlan()
+    assert not changed["cross-step overlap"].comm.crosses_steps
     for plan in changed.values():
         plan.validate(num_ranks=4, global_batch=sum(best.batch.samples))

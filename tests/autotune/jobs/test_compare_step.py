@@ -1,4 +1,4 @@
-"""The comparison that ends a sweep: a knob of the best plan that costs speed is put back, and that plan compared anew."""
+"""The comparison that ends a sweep: a knob of the best plan that costs speed is reset, and that plan compared anew."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from autotune.jobs.sweep import compare, trace_best
 from autotune.profilers.timeline import Span, Timeline
 from autotune.results.judge.compare import faster_without, winner
+from autotune.results.show.watcher import Watcher
 from autotune.results.store.record import BEST, Comparison, Role, TrialState
 from autotune.results.store.store import StudyStore
 from autotune.runtime.trial.workers import Measurement
@@ -37,7 +38,7 @@ class FakeStore:
 
 
 class FakeWorkers:
-    """Plans take as long as `step_s` says, a little more every other round."""
+    """Plans take `step_s` of them, a little more every other round."""
 
     def __init__(self, step_s: Callable[[Plan], float]) -> None:
         self._step_s, self.num_comparisons = step_s, 0
@@ -61,7 +62,7 @@ def study_of(step_s: Callable[[Plan], float]) -> Any:
     return SimpleNamespace(
         records=records,
         store=FakeStore(),
-        watcher=SimpleNamespace(phase=lambda _text: None),
+        watcher=Watcher(),
         job=SimpleNamespace(rounds=ROUNDS, timeout_s=60.0),
         context=SimpleNamespace(workers=FakeWorkers(step_s)),
     )
@@ -75,7 +76,7 @@ def best_of(comparison: Comparison) -> Plan:
     return next(one.plan for one in comparison.contenders if one.name == BEST)
 
 
-def test_a_bucket_size_that_costs_speed_is_put_back_and_stays_so_when_resumed() -> None:
+def test_a_bucket_size_that_costs_speed_is_reset_and_stays_so_when_resumed() -> None:
     study = study_of(
         lambda plan: (0.2 if plan.batch == DEFAULT.batch else 0.1) * (1 if plan.comm.bucket_bytes > MIB else 1.3)
     )
@@ -119,7 +120,7 @@ def test_a_plan_whose_knobs_all_help_is_compared_once() -> None:
     assert study.context.workers.num_comparisons == 1
 
 
-def test_knobs_that_never_stop_to_cost_speed_are_put_back_a_few_times_at_most() -> None:
+def test_knobs_that_never_stop_to_cost_speed_are_reset_a_few_times_at_most() -> None:
     seen: list[Plan] = []
 
     def ever_faster(plan: Plan) -> float:
@@ -137,19 +138,19 @@ def test_a_step_is_traced_of_a_best_plan_that_was_never_a_trial_once(tmp_path: P
         lambda plan: (0.2 if plan.batch == DEFAULT.batch else 0.1) * (1 if plan.comm.bucket_bytes > MIB else 1.3)
     )
     found = compare(study, search_of(study))
-    study.store, asked = StudyStore(tmp_path), []
-    span = Span(rank=0, lane="compute", kind="forward", op="forward", start_s=7.0, end_s=7.5)
+    study.store, traced_plans = StudyStore(tmp_path), []
+    span = Span(rank=0, track="compute", kind="forward", op="forward", start_s=7.0, end_s=7.5)
 
     def evaluate(plan: Plan, _budget: Any) -> Measurement:
-        asked.append(plan)
+        traced_plans.append(plan)
         return Measurement(state=TrialState.COMPLETE, timeline=Timeline(spans=(span,)))
 
     study.evaluator = SimpleNamespace(evaluate=evaluate)
     for _ in range(2):
         trace_best(study, found)
-    assert asked == [best_of(found)]
+    assert traced_plans == [best_of(found)]
     traced = study.store.plan_timeline(best_of(found))
     assert traced is not None
     assert traced.spans[0].start_s == 0.0
     trace_best(study, sample.comparison(best=SMALL))
-    assert len(asked) == 1
+    assert len(traced_plans) == 1

@@ -1,4 +1,4 @@
-"""A workload's costs, as a bench has them counted."""
+"""A workload's costs, as a job context has them counted."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_an_exception_of_the_loss_names_the_workload() -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 1 / 8])
-def test_a_sum_over_samples_is_told_from_a_mean(scale: float) -> None:
+def test_a_sum_over_samples_is_distinguished_from_a_mean(scale: float) -> None:
     message = refusal(Job(lambda o, t: scale * functional.mse_loss(o, t, reduction="sum")))
     assert message.startswith("bad:factory: loss() is a sum over samples: ")
     assert 'return the mean over samples (reduction="mean")' in message

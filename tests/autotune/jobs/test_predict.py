@@ -1,46 +1,24 @@
-"""Predictions as a user asks for them: simulate, what-if, plan; and what is refused."""
+"""Predictions as a user requests them: simulate, what-if, plan; and what is refused."""
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import math
 
 import pytest
 
-from autotune.cli.main import main
-from autotune.jobs.context import capture_workload, with_held_bytes
 from autotune.profilers.perfetto import read_trace
-from autotune.results.store.fits import Source, TransferFit, TransferRow, WorkFit
-from autotune.results.store.profile import CollectiveProfile, OpProfile, Profile, RankProfile, StepPoint
-from autotune.results.store.record import BestPlan, WorkloadInfo
 from autotune.results.store.store import write_json
 from autotune.simulate.cost_sources import cost_model
 from autotune.simulate.roofline import compute_s
-from autotune.simulate.simulator import Simulator
-from autotune.workloads.cluster import load_cluster
 from autotune.workloads.errors import SpecError
-from autotune.workloads.plan import BatchPlan, CommPlan, PipelinePlan, Plan, default_plan
-from autotune.workloads.registry import load_workload
-
-MIXED4 = load_cluster("mixed4")
+from autotune.workloads.plan import BatchPlan, Plan, default_plan
+from tests.autotune.jobs.predictions import MIXED4, PLAN, digits_graph, forecast, make_profile, run, simulator_of
 
 
 @pytest.fixture(scope="module")
 def graph():
-    workload = load_workload("digits", {})
-    return with_held_bytes(capture_workload(workload, 0), workload, 0)
-
-
-def run(capsys, *arguments):
-    code = main(list(arguments))
-    done = capsys.readouterr()
-    return code, done.out, done.err
-
-
-def forecast(capsys, tmp_path, *arguments):
-    code, out, err = run(capsys, *arguments, "--workload", "digits", "--results", str(tmp_path), "--json")
-    assert code == 0, err
-    return json.loads(out)
+    return digits_graph()
 
 
 def test_simulate_needs_no_mpi_and_no_profile_where_speeds_are_stated(capsys, tmp_path):
@@ -152,77 +130,6 @@ def test_cost_and_energy_where_they_are_stated(capsys, tmp_path):
     assert cheapest["forecast"]["joules_per_step"] <= cheapest["default"]["joules_per_step"]
 
 
-def make_profile(graph, cluster, *, slower=1.0, overhead_s=0.001, label="lab"):
-    """What a profile of these devices would say, were they `slower` than they state."""
-
-    def line(seconds_at):
-        points = [(b, seconds_at(b)) for b in (4.0, 64.0)]
-        slope = (points[1][1] - points[0][1]) / 60.0
-        fixed_s = max(points[0][1] - 4 * slope, 0.0)
-        return WorkFit(fixed_s=fixed_s, per_sample_s=slope, source=Source.MEASURED, low=4, high=64)
-
-    from autotune.simulate.roofline import op_s
-
-    ranks = []
-    for rank, device in enumerate(cluster.devices):
-        ops = tuple(
-            OpProfile(
-                name=op.name,
-                kind=op.kind,
-                forward=line(lambda b, op=op, d=device: slower * op_s(op, d, int(b))),
-                backward=line(lambda b, op=op, d=device: slower * op_s(op, d, int(b), backward=True)),
-            )
-            for op in graph.ops
-        )
-        whole = slower * compute_s(graph, device, 16)
-        ranks.append(
-            RankProfile(
-                rank=rank,
-                device=device.name,
-                host=cluster.hosts[cluster.host_of_rank[rank]].name,
-                compute=line(lambda b, d=device: slower * compute_s(graph, d, int(b))),
-                ops=ops,
-                steps=(
-                    StepPoint(
-                        num_samples=16,
-                        data_s=0,
-                        compute_s=whole,
-                        optimizer_s=0,
-                        ops_s=whole,
-                        unattributed_s=0,
-                        peak_memory_bytes=0,
-                    ),
-                ),
-            )
-        )
-    per_byte = 1.5 / 125e6
-    rows = tuple(
-        TransferRow.measured("all-reduce", 4, size, overhead_s + size * per_byte, 0)
-        for size in (1024, 65536, 4 * 2**20)
-    )
-    collective = CollectiveProfile(
-        kind="all-reduce", transport="gloo", num_ranks=4, fit=TransferFit.measured(rows), rows=rows
-    )
-    return Profile(
-        workload="digits",
-        cluster=cluster.name,
-        cluster_fingerprint=cluster.fingerprint(),
-        label=label,
-        ranks=tuple(ranks),
-        collectives=(collective,),
-    )
-
-
-def simulator_of(graph, cluster, profiles):
-    info = WorkloadInfo(
-        name="digits", options={}, fingerprint="", global_batch=64, param_bytes=graph.param_bytes, flops_per_sample=0.0
-    )
-    return Simulator(info, graph, cost_model(graph, cluster, profiles))
-
-
-PLAN = Plan(batch=BatchPlan(samples=(16, 16, 16, 16)), comm=CommPlan(bucket_bytes=2**30))
-
-
 def test_a_profile_replaces_the_datasheet(graph):
     stated = simulator_of(graph, MIXED4, []).step_s(PLAN)
     slower = simulator_of(graph, MIXED4, [make_profile(graph, MIXED4, slower=2.0, overhead_s=0.0)]).step_s(PLAN)
@@ -267,8 +174,6 @@ def test_sources_are_visible(graph):
 
 
 def test_a_profile_of_another_model_is_refused(graph):
-    import dataclasses
-
     profile = make_profile(graph, MIXED4)
     ranks = tuple(dataclasses.replace(rank, ops=rank.ops[1:]) for rank in profile.ranks)
     with pytest.raises(SpecError, match="it is of another model"):
@@ -276,7 +181,7 @@ def test_a_profile_of_another_model_is_refused(graph):
 
 
 def test_an_imported_profile_serves_devices_we_do_not_have(graph, capsys, tmp_path):
-    """A device that the mix only names is predicted from a file that somebody else measured."""
+    """A device that the cluster file only names is predicted from a profile that was measured elsewhere."""
     text = '[device.full]\n[device.half]\n[[host]]\nname = "host0"\ndevices = ["full", "half"]\n'
     (tmp_path / "named.toml").write_text(text)
     profile = make_profile(graph, MIXED4, label="measured elsewhere")
@@ -298,102 +203,8 @@ def test_memory_is_what_is_held_and_what_is_kept(graph):
     assert math.isfinite(peak.max())
 
 
-def pipelined(tmp_path, **changes):
-    """A file with a plan of two stages of two ranks each."""
-    pipeline = {"first_ops": (0, 4), "stage_ranks": ((0, 1), (2, 3)), "micro_batches": 4} | changes
-    plan = Plan(batch=BatchPlan(samples=(32, 32, 32, 32)), pipeline=PipelinePlan(**pipeline))
-    best = BestPlan(
-        workload="digits",
-        workload_fingerprint="",
-        cluster="mixed4",
-        cluster_fingerprint="",
-        plan=plan,
-        step_s=1.0,
-        speedup_over_default=None,
-    )
-    write_json(tmp_path / "stages.json", best)
-    return ["simulate", "--cluster", "mixed4", "--plan", str(tmp_path / "stages.json")]
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero-bubble"])
-def test_a_pipelined_plan_is_predicted(schedule, capsys, tmp_path):
-    found = forecast(capsys, tmp_path, *pipelined(tmp_path, schedule=schedule))
-    assert found["step_s"] > 0
-    assert found["ranks"][0]["peak_memory_bytes"] != found["ranks"][3]["peak_memory_bytes"]
-    for rank in found["ranks"]:
-        assert rank["bubble"] == pytest.approx(1 - rank["compute_s"] / found["step_s"])
-
-
-def test_the_schedule_of_a_pipelined_plan_is_drawn(capsys, tmp_path):
-    code, out, err = run(capsys, *pipelined(tmp_path), "--workload", "digits", "--results", str(tmp_path))
-    assert code == 0, err
-    assert "2 stages on ranks 0+1 > 2+3 from ops 0/4, 4 micro-batches, 1f1b" in " ".join(out.split())
-    rows = [line for line in out.splitlines() if line.startswith("rank ") and "bubble" in line]
-    assert len(rows) >= 4
-    assert "0" in rows[0].split("MiB")[-1]  # the first micro-batch
-    assert "takes memory" in out
-
-
-def test_plan_offers_stages_where_links_are_slow(capsys, tmp_path):
-    """A mix on which every gradient takes long: activations are few, so that stages beat any plan without."""
-    text = '[device.one]\nflops = "2 GFLOP/s"\nmemory_bandwidth = "2 GB/s"\n'
-    for name in ("a", "b"):
-        text += f'[[host]]\nname = "{name}"\ndevices = ["one"]\nuplink = "10 Mbit/s"\ndownlink = "10 Mbit/s"\n'
-    (tmp_path / "slow.toml").write_text(text)
-    code, out, err = run(
-        capsys,
-        *("plan", "--workload", "vgg-tiny", "--cluster", str(tmp_path / "slow.toml")),
-        *("--results", str(tmp_path), "--json"),
-    )
-    assert code == 0, err
-    found = json.loads(out)["forecast"]
-    assert len(found["plan"]["pipeline"]["first_ops"]) == 2
-    assert found["plan"]["pipeline"]["micro_batches"] > 1
-
-
-def test_a_model_that_fits_no_device_is_cut_into_stages(capsys, tmp_path):
-    text = '[device.one]\nflops = "2 GFLOP/s"\nmemory_bandwidth = "2 GB/s"\nmemory = "{memory}"\n'
-    for name in ("a", "b", "c"):
-        text += f'[[host]]\nname = "{name}"\ndevices = ["one"]\nuplink = "1 Gbit/s"\ndownlink = "1 Gbit/s"\n'
-    arguments = ["plan", "--workload", "vgg-tiny", "--results", str(tmp_path), "--json", "--cluster"]
-    found = {}
-    for memory in ("1 GiB", "1.5 MB"):
-        (tmp_path / "small.toml").write_text(text.format(memory=memory))
-        code, out, err = run(capsys, *arguments, str(tmp_path / "small.toml"))
-        assert code == 0, err
-        found[memory] = json.loads(out)["forecast"]
-    assert found["1 GiB"]["plan"]["pipeline"] is None
-    assert found["1.5 MB"]["plan"]["pipeline"] is not None
-    assert all(rank["peak_memory_bytes"] <= 1.5e6 for rank in found["1.5 MB"]["ranks"])
-
-
-@pytest.mark.parametrize(
-    ("pipeline", "said"),
-    [
-        ({"first_ops": (0, 4), "stage_ranks": ((0, 1), (2,)), "micro_batches": 4}, "each of the 4 ranks"),
-        ({"first_ops": (1, 4), "stage_ranks": ((0, 1), (2, 3)), "micro_batches": 4}, "rising from 0"),
-        ({"first_ops": (0, 4), "stage_ranks": ((0, 1), (2, 3)), "micro_batches": 5}, "a multiple of it"),
-        ({"first_ops": (0, 4), "stage_ranks": ((0, 1), (2, 3)), "micro_batches": 0}, "at least 1"),
-        ({"first_ops": (0, 4), "stage_ranks": ((0, 1), (2, 3)), "micro_batches": 4, "schedule": "x"}, "gpipe, 1f1b"),
-    ],
-)
-def test_stages_that_cannot_be_are_refused(pipeline, said):
-    plan = Plan(batch=BatchPlan(samples=(32, 32, 32, 32)), pipeline=PipelinePlan(**pipeline))
-    with pytest.raises(SpecError, match=said):
-        plan.validate(num_ranks=4, global_batch=64)
-
-
-def test_a_stage_beyond_the_model_is_refused(graph):
-    pipeline = PipelinePlan(first_ops=(0, 400), stage_ranks=((0, 1), (2, 3)), micro_batches=4)
-    plan = Plan(batch=BatchPlan(samples=(32, 32, 32, 32)), pipeline=pipeline)
-    with pytest.raises(SpecError, match="400"):
-        simulator_of(graph, MIXED4, []).forecast(plan)
-
-
 def test_the_measured_step_sets_the_sum_of_the_ops(graph):
     """Ops measured with probes add up to half of what the step takes without: each is given twice its time."""
-    import dataclasses
-
     stated, slower = make_profile(graph, MIXED4), make_profile(graph, MIXED4, slower=2.0)
     ranks = tuple(
         dataclasses.replace(rank, ops=probed.ops) for rank, probed in zip(slower.ranks, stated.ranks, strict=True)

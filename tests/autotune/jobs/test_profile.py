@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from autotune.cli import main as cli
-from autotune.cli import on_ranks
-from autotune.jobs.job import Job
+from autotune.cli import rank_commands
+from autotune.jobs.job import ProfileJob
 from autotune.jobs.network_profile import Network, collective_budget, host_links, unavailable
 from autotune.jobs.profile import hosts_of_ranks
 from autotune.results.store.fits import Source, TransferFit
@@ -42,11 +42,11 @@ def network(cluster: Cluster, *, num_ranks: int = 4, transports: tuple[str, ...]
 
 
 def test_the_command_line_becomes_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[Job] = []
-    monkeypatch.setattr(on_ranks, "run_profile", lambda job, *_, **__: asked.append(job) or 0)
+    made: list[ProfileJob] = []
+    monkeypatch.setattr(rank_commands, "run_profile", lambda job, _launch: made.append(job) or 0)
     options = ["--workload", "gpt", "--cluster", "mixed4", "--transports", "gloo", "--results", str(tmp_path)]
     assert cli.main(["profile", *options, "--rounds", "4", "--seed", "7", "--timeout", "9"]) == 0
-    (job,) = asked
+    (job,) = made
     assert (job.workload, job.clusters, job.transports) == ("gpt", ("mixed4",), ("gloo",))
     assert (job.rounds, job.seed, job.timeout_s, job.results) == (4, 7, 9.0, tmp_path)
     assert job.command.startswith("autotune profile --workload gpt")

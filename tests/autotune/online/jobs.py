@@ -1,14 +1,14 @@
-"""A small job and what its ranks report, for the tests of this folder."""
+"""A small job and the statistics of its steps, for the tests of this folder."""
 
 from __future__ import annotations
 
 from autotune.online.candidates import candidates
 from autotune.online.model_sizes import ModelSizes
-from autotune.online.priors import Known
+from autotune.online.priors import Priors
 from autotune.online.simulated_steps import simulated_step
 from autotune.online.window import window
-from autotune.space.space import Space, max_bucket_log2, ways_to_send
-from autotune.workloads.plan import LOSSLESS_CODECS
+from autotune.space.space import Space, configurations, max_bucket_log2
+from autotune.workloads.plan import lossless_codecs
 from autotune.workloads.split import bounds
 from tests.autotune.simulate.test_closed_forms import MB, make_cluster, make_graph, make_simulator
 
@@ -16,15 +16,15 @@ SAMPLES = (4, 4, 2, 2)
 GRAPH = make_graph(8, param_bytes=4 * MB)
 
 
-def make_space(num_ranks=4, codecs=LOSSLESS_CODECS, graph=GRAPH):
+def make_space(num_ranks=4, codecs=None, graph=GRAPH):
     return Space(
         global_batch=12,
         limits=bounds(num_ranks, 12),
         reference=(1.0,) * num_ranks,
         transports=("gloo",),
-        codecs=codecs,
+        codecs=codecs or lossless_codecs(),
         max_bucket_log2=max_bucket_log2(graph.param_bytes),
-        **ways_to_send(num_ranks, ("gloo",)),
+        **configurations(num_ranks, ("gloo",)),
     )
 
 
@@ -32,12 +32,12 @@ def make_simulated(speed=1 * MB):
     return make_simulator(GRAPH, make_cluster([speed] * 4), sum(SAMPLES))
 
 
-def offered(**changes):
+def make_candidates(**changes):
     return candidates(make_space(**changes), SAMPLES, transport="gloo")
 
 
 def observed(simulator, plan, num_steps=5):
-    """The same step again and again."""
+    """The same step several times."""
     simulated = simulator.simulate(plan)
     return [
         entry
@@ -46,6 +46,6 @@ def observed(simulator, plan, num_steps=5):
     ]
 
 
-def seen(plan, speed=1 * MB, **known):
+def seen(plan, speed=1 * MB, **priors):
     simulator = make_simulated(speed)
-    return window(observed(simulator, plan), plan, Known(model=ModelSizes.of(GRAPH), **known))
+    return window(observed(simulator, plan), plan, Priors(model=ModelSizes.of(GRAPH), **priors))

@@ -1,4 +1,4 @@
-"""Ranks whose times are made up, and a loop that does what a controller says."""
+"""Ranks with synthetic times, and a loop that applies the moves of a batch controller."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Speeds = Callable[[int], Sequence[float]]
 
 @dataclass
 class Job:
-    """A job on simulated ranks: true times, what is reported of them, and what came of it."""
+    """A job on simulated ranks: true times, reported times, and the resulting moves and splits."""
 
     speeds: Speeds
     total: int = 64
@@ -25,9 +25,9 @@ class Job:
     comm_noise: float = 0.0
     """Of the time beyond computing, as a share of the slowest rank's."""
     reported: Callable[[int, int], float] = lambda rank, step: 1.0
-    """What a rank says of its time, as a share of it."""
+    """The time that a rank reports, as a share of its true time."""
     slow_steps: dict[tuple[int, int], float] = field(default_factory=dict)
-    """(step, rank) -> how many times as long it takes."""
+    """(step, rank) -> factor of the rank's time."""
     limits: Bounds | None = None
     delay: int = 2
     """Steps from a proposal to its effect."""
@@ -52,11 +52,11 @@ class Job:
                 seconds * max(generator.gauss(1, self.noise), 0.5) * self.slow_steps.get((step, rank), 1.0)
                 for rank, seconds in enumerate(true)
             ]
-            said = [seconds * self.reported(rank, step) for rank, seconds in enumerate(took)]
+            reported = [seconds * self.reported(rank, step) for rank, seconds in enumerate(took)]
             self.splits.append(samples)
             self.compute_s.append(true)
             waited_s = self.comm_s + (max(true) * generator.gauss(0, self.comm_noise) if self.comm_noise else 0.0)
-            controller.observe(step, samples, said, max(took) + waited_s)
+            controller.observe(step, samples, reported, max(took) + waited_s)
             if step % self.every == 0 and (move := controller.propose(step)) is not None:
                 self.moves.append((step, move))
                 coming[step + self.delay] = move.samples
@@ -75,5 +75,5 @@ class Job:
         return max(times) / (sum(times) / len(times)) - 1 + 1e-9
 
     def of_ideal(self, step: int) -> float:
-        """Throughput as a share of what all ranks' speeds together would give."""
+        """Throughput as a share of the sum of all ranks' speeds."""
         return self.total / max(self.compute_s[step]) / sum(self.speeds(step))

@@ -1,4 +1,4 @@
-"""Links from what hosts have received from one another, and words for those that changed."""
+"""Links from the receive speeds of hosts, and the description of those that changed."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def like(*factors: float) -> list[Speed]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_links_are_found_as_they_are_where_two_of_the_fastest_meet_all(seed: int) -> None:
-    """A link shows itself in a message to or from one that is no slower."""
+def test_links_are_measured_up_to_the_second_fastest(seed: int) -> None:
+    """A link is measured by a message to or from one that is at least as fast."""
     draw = random.Random(seed)
     speeds = like(*(draw.choice([0.05, 0.2, 0.5, 1.0]) for _ in range(4)))
     fastest = sorted(speed.both_bytes_per_s for speed in speeds)[-2]
@@ -39,12 +39,12 @@ def test_links_are_found_as_they_are_where_two_of_the_fastest_meet_all(seed: int
         assert seen.both_bytes_per_s == pytest.approx(min(speed.both_bytes_per_s, fastest))
 
 
-def test_links_that_differ_by_an_error_are_alike() -> None:
+def test_links_that_differ_by_an_error_are_equal() -> None:
     assert steadied([1.0, 5.2, 1.1, 4.8, 0.9]) == pytest.approx([1.0, 5.0, 1.0, 5.0, 1.0])
     assert steadied([1.0, 2.0, 4.0]) == [1.0, 2.0, 4.0]
 
 
-def test_one_way_that_is_slow_is_told_from_the_other() -> None:
+def test_a_slow_direction_is_distinguished_from_the_other() -> None:
     speeds = like(1, 1, 1, 1)
     speeds[2] = Speed(up_bytes_per_s=10e6, down_bytes_per_s=125e6)
     assert links_of(received(speeds)) == tuple(speeds)
@@ -64,7 +64,7 @@ def test_a_link_that_drops_is_named_with_its_rank() -> None:
     assert now.hosts[1].link.latency_s == pytest.approx(50e-6)
 
 
-def test_what_a_short_look_may_be_wrong_by_is_no_change() -> None:
+def test_the_error_of_a_short_link_probe_is_no_change() -> None:
     now, ratios = changed_to(0.9, 1.1, 1.15, 0.85)
     assert ratios == {}
     assert in_words(now, ratios) == "no link carries less than before"

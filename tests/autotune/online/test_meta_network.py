@@ -1,4 +1,4 @@
-"""The network that guesses what candidates are worth: the same guess every time, none before it has learned, better with cases."""
+"""The meta-network: deterministic, not usable before training, and better with measured cases."""
 
 from __future__ import annotations
 
@@ -11,60 +11,60 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from autotune.online.features import CANDIDATE_FEATURES, FEATURES_VERSION, WINDOW_FEATURES, Grid
+from autotune.online.features import CANDIDATE_FEATURES, FEATURES_VERSION, WINDOW_FEATURES, FeatureTable
 from autotune.online.learning import Batch, Case, Memory, pretrain
-from autotune.online.meta_network import CARD, SHIPPED, Guess, MetaNetwork, features_card
+from autotune.online.meta_network import CARD, SHIPPED, GainEstimate, MetaNetwork, features_card
 from autotune.workloads.errors import SpecError
-from tests.autotune.online.jobs import make_simulated, offered, seen
+from tests.autotune.online.jobs import make_candidates, make_simulated, seen
 from tests.autotune.simulate.test_closed_forms import MB
 
 WEIGHTS = files("autotune.online") / "weights"
 
 
-def numbers_of(speed=1 * MB, running=0):
-    """A window's numbers, those of all candidates, and what they are worth."""
-    found = offered()
+def features_of(speed=1 * MB, running=0):
+    """The features of a window and of all candidates, and the simulated gains."""
+    found = make_candidates()
     plan = found.plans[running]
     simulator = make_simulated(speed)
     step_s = np.array([simulator.step_s(candidate) for candidate in found.plans])
     observed = seen(plan, speed)
-    return *Grid(found.plans, observed.known).numbers(observed), np.log(step_s[running] / step_s)
+    return *FeatureTable(found.plans, observed.priors).features(observed), np.log(step_s[running] / step_s)
 
 
-def test_guesses_are_deterministic():
-    window, rows, _ = numbers_of()
+def test_predictions_are_deterministic():
+    window, rows, _ = features_of()
     for make in (MetaNetwork.shipped, lambda: MetaNetwork.cold(3)):
-        first, second = make().guess(window, rows), make().guess(window, rows)
+        first, second = make().predict(window, rows), make().predict(window, rows)
         assert np.array_equal(first.mean, second.mean)
         assert np.array_equal(first.spread, second.spread)
 
 
-def test_a_candidate_is_guessed_alike_in_any_company():
-    window, rows, _ = numbers_of()
+def test_a_prediction_does_not_depend_on_the_other_candidates():
+    window, rows, _ = features_of()
     network = MetaNetwork.shipped()
-    assert network.guess(window, rows).mean[5:6] == pytest.approx(network.guess(window, rows[5:6]).mean, abs=1e-5)
+    assert network.predict(window, rows).mean[5:6] == pytest.approx(network.predict(window, rows[5:6]).mean, abs=1e-5)
 
 
-def test_a_cold_network_says_that_it_does_not_know():
-    window, rows, _ = numbers_of()
-    guess = MetaNetwork.cold(0).guess(window, rows)
-    assert not any(guess.knows(index) for index in range(len(rows)))
-    assert guess.pick(running=4, default=0) == 0
+def test_an_untrained_network_is_not_usable():
+    window, rows, _ = features_of()
+    estimate = MetaNetwork.cold(0).predict(window, rows)
+    assert not any(estimate.is_usable(index) for index in range(len(rows)))
+    assert estimate.pick(running=4, default=0) == 0
 
 
-def test_what_is_not_sure_to_gain_is_left_alone():
+def test_an_uncertain_gain_is_not_picked():
     mean, spread = np.array([0.0, 0.0, 0.10, 0.20]), np.array([0.01, 0.01, 0.02, 0.30])
-    assert Guess(mean=mean, spread=spread).pick(running=1, default=0) == 2
-    assert Guess(mean=mean, spread=spread).pick(running=1, default=0, min_gain=0.2) == 1
-    assert Guess(mean=mean, spread=spread).pick(running=1, default=0, doubt=0.0) == 3
+    assert GainEstimate(mean=mean, spread=spread).pick(running=1, default=0) == 2
+    assert GainEstimate(mean=mean, spread=spread).pick(running=1, default=0, min_gain=0.2) == 1
+    assert GainEstimate(mean=mean, spread=spread).pick(running=1, default=0, num_spreads=0.0) == 3
 
 
 @pytest.mark.parametrize("speed", [0.2 * MB, 1 * MB, 20 * MB])
-def test_the_shipped_network_finds_a_good_plan_for_a_job_it_has_never_seen(speed):
-    """Judged by the plan it would run. Messages are free here, so most of the plans tie and their order says little."""
-    window, rows, worth = numbers_of(speed)
-    guess = MetaNetwork.shipped().guess(window, rows)
-    assert worth.max() - worth[guess.mean.argmax()] < 0.1
+def test_the_shipped_network_finds_a_good_plan_for_a_new_job(speed):
+    """Only the best plan counts: messages are free here, so most plans tie and their order says little."""
+    window, rows, worth = features_of(speed)
+    estimate = MetaNetwork.shipped().predict(window, rows)
+    assert worth.max() - worth[estimate.mean.argmax()] < 0.1
 
 
 def test_the_shipped_weights_match_their_card():
@@ -78,7 +78,7 @@ def test_the_shipped_weights_match_their_card():
     assert MetaNetwork.shipped().tensors["row_first"].shape[1] == len(CANDIDATE_FEATURES)
 
 
-def test_weights_of_other_features_are_one_clear_message():
+def test_weights_for_other_features_are_refused():
     others = save(
         MetaNetwork.cold().tensors, metadata={"card": json.dumps(features_card() | {"features_version": "0"})}
     )
@@ -86,57 +86,57 @@ def test_weights_of_other_features_are_one_clear_message():
         MetaNetwork.of_bytes(others, "old.safetensors")
 
 
-def test_a_torn_file_is_one_clear_message():
-    torn = (WEIGHTS / SHIPPED).read_bytes()[:1000]
+def test_a_truncated_file_is_refused():
+    truncated = (WEIGHTS / SHIPPED).read_bytes()[:1000]
     with pytest.raises(SpecError, match="no safetensors file"):
-        MetaNetwork.of_bytes(torn, "torn.safetensors")
+        MetaNetwork.of_bytes(truncated, "truncated.safetensors")
 
 
 def shifted_cases(count):
-    """A network on which schedules are worth less than ever simulated: what was measured is half the gain, and some loss."""
-    window, rows, worth = numbers_of()
+    """A network on which schedules gain less than simulated: the measured gain is half the simulated one minus 0.2."""
+    window, rows, worth = features_of()
     network = MetaNetwork.shipped()
-    guess = network.guess(window, rows)
+    estimate = network.predict(window, rows)
     order = np.random.default_rng(0).permutation(len(rows))
     return [
-        Case(window=window, row=rows[index], predicted=guess.mean[index], measured=worth[index] / 2 - 0.2)
+        Case(window=window, row=rows[index], predicted=estimate.mean[index], measured=worth[index] / 2 - 0.2)
         for index in order[:count]
     ], order[count:]
 
 
-def test_fine_tuning_follows_a_network_that_is_not_as_simulated():
-    """A quarter of the candidates are measured; of the others the guesses become better too."""
-    window, rows, worth = numbers_of()
+def test_fine_tuning_adapts_to_a_network_unlike_the_simulated_ones():
+    """A quarter of the candidates are measured; the predictions of the others improve, too."""
+    window, rows, worth = features_of()
     cases, others = shifted_cases(len(rows) // 4)
     memory = Memory(MetaNetwork.shipped(), seed=1)
-    before = np.abs(memory.network.guess(window, rows).mean - (worth / 2 - 0.2))[others].mean()
+    before = np.abs(memory.network.predict(window, rows).mean - (worth / 2 - 0.2))[others].mean()
     for case in cases:
         memory.learn(case)
-    after = np.abs(memory.network.guess(window, rows).mean - (worth / 2 - 0.2))[others].mean()
+    after = np.abs(memory.network.predict(window, rows).mean - (worth / 2 - 0.2))[others].mean()
     assert after < before / 2
     assert memory.error() == pytest.approx(np.mean([abs(case.predicted - case.measured) for case in cases]))
 
 
-def test_fine_tuning_does_not_touch_the_network_it_began_with():
+def test_fine_tuning_does_not_modify_the_initial_network():
     cases, _ = shifted_cases(2)
     network = MetaNetwork.shipped()
     Memory(network).learn(cases[0])
     assert torch.equal(network.tensors["last"], MetaNetwork.shipped().tensors["last"])
 
 
-def test_what_was_learned_is_kept_and_goes_on_alike():
-    """Interrupted and loaded, or in one go: the same weights."""
+def test_a_saved_memory_continues_identically():
+    """Saved and loaded, or without interruption: the same weights."""
     cases, _ = shifted_cases(4)
-    in_one_go, first_half = Memory(MetaNetwork.shipped(), seed=5), Memory(MetaNetwork.shipped(), seed=5)
+    uninterrupted, first_half = Memory(MetaNetwork.shipped(), seed=5), Memory(MetaNetwork.shipped(), seed=5)
     for case in cases:
-        in_one_go.learn(case)
+        uninterrupted.learn(case)
     for case in cases[:2]:
         first_half.learn(case)
     resumed = Memory.of_bytes(first_half.to_bytes(), "kept")
     assert len(resumed.cases) == 2
     for case in cases[2:]:
         resumed.learn(case)
-    assert resumed.to_bytes() == in_one_go.to_bytes()
+    assert resumed.to_bytes() == uninterrupted.to_bytes()
 
 
 def test_weights_alone_are_a_memory_without_cases():
@@ -146,19 +146,19 @@ def test_weights_alone_are_a_memory_without_cases():
 
 
 def test_a_cold_network_learns_from_cases_alone():
-    window, rows, _ = numbers_of()
+    window, rows, _ = features_of()
     cases, _ = shifted_cases(20)
     memory = Memory(MetaNetwork.cold(2), seed=2)
-    before = memory.network.guess(window, rows).spread.mean()
+    before = memory.network.predict(window, rows).spread.mean()
     for case in cases:
         memory.learn(replace(case, measured=0.1))
-    after = memory.network.guess(window, rows)
+    after = memory.network.predict(window, rows)
     assert np.abs(after.mean - 0.1).mean() < 0.1
     assert after.spread.mean() < before
 
 
 def test_pretraining_is_deterministic():
-    window, rows, worth = numbers_of()
+    window, rows, worth = features_of()
     data = Batch.of(
         [Case(window=window, row=row, predicted=0.0, measured=gain) for row, gain in zip(rows, worth, strict=True)]
     )

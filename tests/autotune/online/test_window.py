@@ -1,4 +1,4 @@
-"""What windows show: links as they are, whatever the order of ranks, and in spite of a disturbed step."""
+"""Windows measure the links, do not depend on the order of ranks, and tolerate a disturbed step."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autotune.online.features import CANDIDATE_FEATURES, WINDOW_FEATURES, Grid
+from autotune.online.features import CANDIDATE_FEATURES, WINDOW_FEATURES, FeatureTable
 from autotune.online.model_sizes import ModelSizes
-from autotune.online.priors import Known, known_of
+from autotune.online.priors import Priors, priors_of
 from autotune.online.window import fit_network, window
 from autotune.profilers.step_stats import Part, PartSums
 from autotune.simulate.cost_sources import cost_model
 from autotune.workloads.errors import SpecError
 from autotune.workloads.plan import BatchPlan, CommPlan, Plan
-from tests.autotune.online.jobs import GRAPH, SAMPLES, make_simulated, observed, offered, seen
+from tests.autotune.online.jobs import GRAPH, SAMPLES, make_candidates, make_simulated, observed, seen
 from tests.autotune.simulate.test_closed_forms import MB, make_cluster, make_graph
 
 SCHEDULED = Plan(
@@ -27,7 +27,7 @@ BUCKETED = Plan(batch=BatchPlan(samples=SAMPLES), comm=CommPlan(bucket_bytes=8 *
 
 
 def parts_over(bytes_per_s, latency_s, sizes):
-    """One after the other."""
+    """Messages one after another."""
     at, parts = 0.0, []
     for size in sizes:
         end = at + latency_s + size / bytes_per_s
@@ -41,11 +41,11 @@ def test_a_line_through_parts_of_different_sizes():
     assert (network.bytes_per_s, network.latency_s) == pytest.approx((2e6, 0.01))
 
 
-def test_parts_of_one_size_leave_the_latency_to_what_is_known():
+def test_the_latency_of_messages_of_one_size_is_the_prior():
     steps = [parts_over(2e6, 0.01, [1e6] * 4)]
     assert fit_network(steps).latency_s == 0
-    known = fit_network(steps, message_s=0.01)
-    assert (known.bytes_per_s, known.latency_s) == pytest.approx((2e6, 0.01))
+    fitted = fit_network(steps, message_s=0.01)
+    assert (fitted.bytes_per_s, fitted.latency_s) == pytest.approx((2e6, 0.01))
 
 
 def test_a_disturbed_step_does_not_bend_the_line():
@@ -53,13 +53,13 @@ def test_a_disturbed_step_does_not_bend_the_line():
     assert fit_network([usual, disturbed, usual]).bytes_per_s == pytest.approx(2e6)
 
 
-def test_nothing_sent_nothing_known():
+def test_no_network_without_messages():
     assert fit_network([PartSums()]) is None
     assert fit_network([]) is None
 
 
 @pytest.mark.parametrize("plan", [SCHEDULED, BUCKETED])
-def test_the_links_of_a_simulated_run_are_found(plan):
+def test_the_links_of_a_simulated_run_are_measured(plan):
     """A ring of four ranks puts 1.5 bytes on every link for each byte; ranks with fewer samples wait for the others."""
     found = seen(plan, speed=1 * MB)
     assert found.network.bytes_per_s == pytest.approx(MB / 1.5, rel=0.02)
@@ -79,53 +79,55 @@ def test_times_of_ranks():
 def test_a_window_of_half_the_ranks_is_refused():
     steps = observed(make_simulated(), BUCKETED)
     with pytest.raises(SpecError, match="one observation per step and rank"):
-        window(steps[:-1], BUCKETED, Known(model=ModelSizes.of(GRAPH)))
+        window(steps[:-1], BUCKETED, Priors(model=ModelSizes.of(GRAPH)))
 
 
-def test_numbers_do_not_depend_on_the_order_of_ranks():
+def test_features_do_not_depend_on_the_order_of_ranks():
     """Ranks renumbered, their observations shuffled, the split with them."""
-    turned = (2, 3, 0, 1)
-    known, steps = Known(model=ModelSizes.of(GRAPH)), observed(make_simulated(), SCHEDULED)
-    renamed = [replace(entry, rank=turned[entry.rank]) for entry in steps]
+    renumbered = (2, 3, 0, 1)
+    priors, steps = Priors(model=ModelSizes.of(GRAPH)), observed(make_simulated(), SCHEDULED)
+    renamed = [replace(entry, rank=renumbered[entry.rank]) for entry in steps]
     random.Random(1).shuffle(renamed)
-    samples = tuple(SAMPLES[turned.index(rank)] for rank in range(4))
+    samples = tuple(SAMPLES[renumbered.index(rank)] for rank in range(4))
     moved = replace(SCHEDULED, batch=BatchPlan(samples=samples))
     plans = [SCHEDULED, BUCKETED]
-    first = Grid(plans, known).numbers(window(steps, SCHEDULED, known))
-    again = Grid([replace(plan, batch=moved.batch) for plan in plans], known).numbers(window(renamed, moved, known))
+    first = FeatureTable(plans, priors).features(window(steps, SCHEDULED, priors))
+    again = FeatureTable([replace(plan, batch=moved.batch) for plan in plans], priors).features(
+        window(renamed, moved, priors)
+    )
     for before, after in zip(first, again, strict=True):
         assert after == pytest.approx(before, abs=1e-5)
 
 
-def test_a_rank_without_samples_spoils_no_number():
+def test_features_are_finite_with_a_rank_without_samples():
     plan = replace(SCHEDULED, batch=BatchPlan(samples=(6, 6, 0, 0)))
-    known = Known(model=ModelSizes.of(GRAPH))
-    found = window(observed(make_simulated(), plan), plan, known)
+    priors = Priors(model=ModelSizes.of(GRAPH))
+    found = window(observed(make_simulated(), plan), plan, priors)
     assert len(found.computing) == 2
-    for numbers in Grid([plan], known).numbers(found):
-        assert np.isfinite(numbers).all()
+    for features in FeatureTable([plan], priors).features(found):
+        assert np.isfinite(features).all()
 
 
-def test_what_a_cost_model_knows_of_a_job():
+def test_priors_of_a_cost_model():
     """A slow host among fast ones: shards gain 1.5 over a ring of four, which sends 3/2 of the bytes over every link."""
     graph, cluster = make_graph(2), make_cluster([10 * MB, 10 * MB, 10 * MB, 1 * MB], latency_s=0.001)
-    known = known_of(graph, cost_model(graph, cluster), "gloo")
-    assert known.shards_gain == pytest.approx(1.5)
-    assert known.message_s == pytest.approx(6 * 0.001)
-    assert known_of(graph, None, "gloo") == Known(model=ModelSizes.of(graph))
+    priors = priors_of(graph, cost_model(graph, cluster), "gloo")
+    assert priors.shards_gain == pytest.approx(1.5)
+    assert priors.message_s == pytest.approx(6 * 0.001)
+    assert priors_of(graph, None, "gloo") == Priors(model=ModelSizes.of(graph))
 
 
-def test_every_number_has_a_name():
-    found = offered()
-    numbers, rows = Grid(found.plans, seen(BUCKETED).known).numbers(seen(BUCKETED))
-    assert numbers.shape == (len(WINDOW_FEATURES),)
+def test_every_feature_has_a_name():
+    found = make_candidates()
+    features, rows = FeatureTable(found.plans, seen(BUCKETED).priors).features(seen(BUCKETED))
+    assert features.shape == (len(WINDOW_FEATURES),)
     assert rows.shape == (len(found.plans), len(CANDIDATE_FEATURES))
 
 
-def test_numbers_have_no_unit():
-    """Everything a hundred times as fast, devices and links: the same numbers, where no absolute latency counts."""
-    found = offered()
-    known = Known(model=ModelSizes.of(GRAPH))
+def test_features_are_dimensionless():
+    """Everything a hundred times as fast, devices and links: the same features, without an absolute latency."""
+    found = make_candidates()
+    priors = Priors(model=ModelSizes.of(GRAPH))
     slow = observed(make_simulated(), BUCKETED)
     fast = [
         replace(
@@ -144,14 +146,14 @@ def test_numbers_have_no_unit():
         )
         for entry in slow
     ]
-    grid = Grid(found.plans, known)
+    table = FeatureTable(found.plans, priors)
     for before, after in zip(
-        grid.numbers(window(slow, BUCKETED, known)), grid.numbers(window(fast, BUCKETED, known)), strict=True
+        table.features(window(slow, BUCKETED, priors)), table.features(window(fast, BUCKETED, priors)), strict=True
     ):
         assert after == pytest.approx(before, abs=1e-4)
 
 
-def test_when_gradients_are_there_and_parameters_needed():
+def test_when_gradients_are_ready_and_parameters_needed():
     sizes = ModelSizes.of(make_graph(4, param_bytes=MB))
     assert sizes.sizes_bytes == (MB,) * 4
     assert sizes.ready == pytest.approx((0.25, 0.5, 0.75, 1.0))

@@ -1,4 +1,4 @@
-"""Training through a trace by the simulator's clock: what ranks would report, with noise, and what a controller makes of it."""
+"""A job in a scenario in simulated time: the noisy statistics of its steps, under the decisions of a controller."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from autotune.online.candidates import candidates
 from autotune.online.comm_controller import CommController
 from autotune.online.controller import Controller
 from autotune.online.learning import Memory
-from autotune.online.link_estimate import LinkView
+from autotune.online.link_estimate import LinkEstimate
 from autotune.online.meta_network import MetaNetwork
-from autotune.online.priors import known_of
+from autotune.online.priors import priors_of
 from autotune.online.simulated_steps import simulated_step
-from autotune.online.simulator_check import SecondOpinion
+from autotune.online.simulator_check import SimulatorCheck
 from autotune.profilers.step_stats import StepRow, StepStats
 from autotune.results.store.decision import LOOK
 from autotune.results.store.record import WorkloadInfo
@@ -45,7 +45,7 @@ def captured(workload: str) -> tuple[WorkloadInfo, OpGraph]:
 
 @dataclass
 class VirtualRun:
-    """A job under a trace."""
+    """A job in a scenario."""
 
     stretches: Stretches
     stated: Cluster
@@ -60,13 +60,13 @@ class VirtualRun:
         return self._steps[cluster, plan]
 
     def total_s(self, plans: list[Plan]) -> float:
-        mixes = self.stretches.mixes
-        return sum(self.step(cluster, plan)[0].step_s for cluster, plan in zip(mixes, plans, strict=True))
+        clusters = self.stretches.clusters
+        return sum(self.step(cluster, plan)[0].step_s for cluster, plan in zip(clusters, plans, strict=True))
 
     def retuned_s(self, controller: Controller) -> float:
-        """All steps together, by whatever plan the controller says; a step takes what it takes times some noise."""
-        draw, spent_s, closed, looked = random.Random(self.seed), 0.0, None, False
-        for number, cluster in enumerate(self.stretches.mixes):
+        """Total time of all steps under the plans of the controller, with noise."""
+        draw, spent_s, closed, probed = random.Random(self.seed), 0.0, None, False
+        for number, cluster in enumerate(self.stretches.clusters):
             stats = self.step(cluster, controller.plan)
             factors = [1 + abs(draw.gauss(0, self.noise)) for _ in stats]
             row = StepRow(
@@ -74,18 +74,18 @@ class VirtualRun:
                 samples=controller.plan.batch.samples,
                 compute_s=tuple(one.compute_s * factor for one, factor in zip(stats, factors, strict=True)),
                 closed=closed,
-                arrivals=received(cluster, draw) if looked else None,
+                arrivals=received(cluster, draw) if probed else None,
             )
             step_s = stats[0].step_s * max(factors)
             closed = tuple(replace(one, step=number, step_s=step_s) for one in stats)
             decision = controller.decide(row)
-            looked = decision is not None and decision.kind == LOOK
+            probed = decision is not None and decision.kind == LOOK
             spent_s += step_s
         return spent_s
 
 
 def received(cluster: Cluster, draw: random.Random) -> tuple[tuple[float, ...], ...]:
-    """What a look would find, off by a tenth."""
+    """The result of a link probe, with an error of some percent."""
     links = [host.link for host in cluster.hosts]
     return tuple(
         tuple(
@@ -96,24 +96,26 @@ def received(cluster: Cluster, draw: random.Random) -> tuple[tuple[float, ...], 
     )
 
 
-def virtual_run(trace: str, num_steps: int, *, workload: str = "vgg", cluster: str = "mixed4") -> VirtualRun:
+def virtual_run(scenario: str, num_steps: int, *, workload: str = "vgg", cluster: str = "mixed4") -> VirtualRun:
     info, graph = captured(workload)
     stated = load_cluster(cluster)
-    mixes = ChangingCluster(stated, load_scenario(trace)).course([1.0] * num_steps)
+    clusters = ChangingCluster(stated, load_scenario(scenario)).course([1.0] * num_steps)
     limits = bounds(len(stated.devices), info.global_batch)
-    return VirtualRun(Stretches(info, graph, limits, mixes, most_plans=FEW_PLANS), stated)
+    return VirtualRun(Stretches(info, graph, limits, clusters, most_plans=FEW_PLANS), stated)
 
 
-def controller_for(run: VirtualRun, start: Plan, *, asks_simulator: bool = True) -> Controller:
-    """As `train --online` makes it; without the simulator as it is where there is no cost model."""
+def controller_for(run: VirtualRun, start: Plan, *, checks_simulator: bool = True) -> Controller:
+    """The controller of `train --online`; without the simulator check as for a job without a cost model."""
     info, graph = captured(run.stretches.predictors[run.stated].simulator.info.name)
     predictor = run.stretches.predictors[run.stated]
     space = predictor.space(("gloo",), allow_lossy=False)
-    known = known_of(graph, cost_model(graph, run.stated), "gloo")
+    priors = priors_of(graph, cost_model(graph, run.stated), "gloo")
 
-    def offers(running: Plan):
+    def candidates_for(running: Plan):
         return candidates(space, running.batch.samples, transport="gloo", also=[running])
 
-    opinion = SecondOpinion(info, graph) if asks_simulator else None
-    comm = CommController(known, offers, Memory(MetaNetwork.shipped()), links=LinkView(run.stated), opinion=opinion)
+    check = SimulatorCheck(info, graph) if checks_simulator else None
+    comm = CommController(
+        priors, candidates_for, Memory(MetaNetwork.shipped()), links=LinkEstimate(run.stated), check=check
+    )
     return Controller(start, predictor.bounds, info.global_batch, comm=comm)

@@ -1,4 +1,4 @@
-"""Plans with stages that are offered: cut between modules, within memory, as good as brute force, never worse when searched."""
+"""Candidate plans with stages: cut between modules, within memory, as good as brute force, never worse when searched."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cluster(speeds, memory_bytes=None, link=SLOW_LINK):
         )
         for index, speed in enumerate(speeds)
     )
-    return Cluster(name="mix", hosts=hosts, emulation="paced")
+    return Cluster(name="cluster", hosts=hosts, emulation="paced")
 
 
 def simulator_of(workload, cluster):
@@ -73,7 +73,7 @@ def test_cuts_fall_between_modules_and_know_what_flows_there():
     assert [edge.bytes_per_sample for edge in edges] == list(cuts.stream_bytes[1:])
 
 
-def test_models_that_cannot_be_cut_are_offered_no_stages():
+def test_models_that_cannot_be_cut_have_no_candidates():
     workload = gpt.workload(size="tiny", global_batch=16)
     whole = replace(workload, build_model=lambda: nn.ModuleDict({"all": workload.build_model()})["all"][0])
     graph = capture_workload(workload, 0)
@@ -88,14 +88,14 @@ def test_models_that_cannot_be_cut_are_offered_no_stages():
 def test_the_best_cut_is_that_of_brute_force(speeds):
     workload = vgg.workload(size="tiny", global_batch=8)
     simulator, cuts = simulator_of(workload, cluster(speeds))
-    offered = staged_plans(simulator, cuts, even(workload, len(speeds)), search_s=0)
-    for plan in offered.plans:
+    candidates = staged_plans(simulator, cuts, even(workload, len(speeds)), search_s=0)
+    for plan in candidates.plans:
         plan.validate(num_ranks=len(speeds), global_batch=8)
         plan.check_runnable()
-    for size, count in {(len(p.pipeline.first_ops), p.pipeline.micro_batches) for p in offered.plans}:
+    for size, count in {(len(p.pipeline.first_ops), p.pipeline.micro_batches) for p in candidates.plans}:
         ours = min(
             simulator.step_s(p)
-            for p in offered.plans
+            for p in candidates.plans
             if (len(p.pipeline.first_ops), p.pipeline.micro_batches, p.pipeline.schedule) == (size, count, "1f1b")
         )
         least = min(
@@ -114,19 +114,19 @@ def staged(first, ranks, count, num_ranks):
     return Plan(batch=BatchPlan(samples=tuple(samples)), pipeline=pipeline)
 
 
-def test_the_most_promising_cut_is_also_offered_in_a_searched_order_if_that_is_shorter():
+def test_the_most_promising_cut_is_also_a_candidate_in_a_searched_order_if_that_is_shorter():
     workload = resnet.workload(size="tiny", global_batch=16)
     simulator, cuts = simulator_of(workload, cluster((1, 2, 2)))
-    offered = staged_plans(simulator, cuts, even(workload, 3), search_s=2.0)
-    searched = [plan for plan in offered.plans if plan.pipeline.schedule == "searched"]
-    others = [simulator.step_s(plan) for plan in offered.plans if plan.pipeline.schedule != "searched"]
+    candidates = staged_plans(simulator, cuts, even(workload, 3), search_s=2.0)
+    searched = [plan for plan in candidates.plans if plan.pipeline.schedule == "searched"]
+    others = [simulator.step_s(plan) for plan in candidates.plans if plan.pipeline.schedule != "searched"]
     for plan in searched:
         plan.validate(num_ranks=3, global_batch=16)
         assert simulator.step_s(plan) < min(others)
     assert len(searched) <= 1
 
 
-def test_what_a_device_cannot_hold_is_not_offered():
+def test_what_a_device_cannot_hold_is_no_candidate():
     workload = resnet.workload(size="tiny", global_batch=16)
     roomy, cuts = simulator_of(workload, cluster((1, 1)))
     plans = staged_plans(roomy, cuts, even(workload, 2), search_s=0).plans
@@ -141,11 +141,11 @@ def test_what_a_device_cannot_hold_is_not_offered():
 def test_coordinates_lead_to_plans_and_back():
     workload = vgg.workload(size="tiny", global_batch=8)
     simulator, cuts = simulator_of(workload, cluster((2, 1, 1)))
-    offered = staged_plans(simulator, cuts, even(workload, 3), search_s=0)
-    assert offered.choices["stages"] == (ONE_STAGE, "2", "3")
-    for plan in offered.plans:
-        assert offered.plan(offered.point(plan)) == plan
-    assert offered.plan({"stages": ONE_STAGE, "micro_batches": "8"}) is None
-    near = offered.plan({"stages": "3", "micro_batches": "8", "schedule": "searched", "cut": CUTS[-1]})
+    candidates = staged_plans(simulator, cuts, even(workload, 3), search_s=0)
+    assert candidates.choices["stages"] == (ONE_STAGE, "2", "3")
+    for plan in candidates.plans:
+        assert candidates.plan(candidates.point(plan)) == plan
+    assert candidates.plan({"stages": ONE_STAGE, "micro_batches": "8"}) is None
+    near = candidates.plan({"stages": "3", "micro_batches": "8", "schedule": "searched", "cut": CUTS[-1]})
     assert (len(near.pipeline.first_ops), near.pipeline.micro_batches) == (3, 8)
-    assert offered.point(even(workload, 3))["stages"] == ONE_STAGE
+    assert candidates.point(even(workload, 3))["stages"] == ONE_STAGE

@@ -13,9 +13,9 @@ from autotune.schedule.grid import FINE, make_grid
 from autotune.schedule.memory import fitting_order
 from autotune.schedule.modulo import Repetend, find_repetend, is_repetend
 from autotune.schedule.period import shortest_period
-from autotune.schedule.shapes import SHAPES
 from autotune.schedule.solver import Outcome
 from tests.autotune.schedule.instances import random_chain, random_dag
+from tests.autotune.schedule.shapes import SHAPES
 
 
 def period_of(graph, steps=FINE):

@@ -9,8 +9,8 @@ import pytest
 from autotune.schedule.check import replay
 from autotune.schedule.memory import fitting_order
 from autotune.schedule.portfolio import portfolio, split_portfolio
-from autotune.schedule.shapes import SHAPES, v_shape
 from autotune.workloads.blocks import Block, BlockGraph, split_backward
+from tests.autotune.schedule.shapes import SHAPES, v_shape
 
 
 def members(graph, num):

@@ -10,10 +10,10 @@ import pytest
 from autotune.schedule.bounds import makespan_bound_s
 from autotune.schedule.check import replay
 from autotune.schedule.search import search
-from autotune.schedule.shapes import SHAPES, forward_only, k_shape, nn_shape, v_shape
 from autotune.workloads.blocks import Block, BlockGraph, split_backward
 from autotune.workloads.errors import InfeasiblePlanError, SpecError
 from tests.autotune.schedule.instances import least_makespan, random_chain, random_dag
+from tests.autotune.schedule.shapes import SHAPES, forward_only, k_shape, nn_shape, v_shape
 
 TESSEL = {("V", 32): 149, ("X", 32): 270, ("K", 32): 200, ("M", 128): 780, ("NN", 32): 268}
 
@@ -177,13 +177,13 @@ def test_limits_that_are_just_reached_do_not_depend_on_rounding(amount):
     assert found.replay.makespan_s == expected.replay.makespan_s
 
 
-def test_progress_is_told_and_only_gets_better():
-    told = []
-    search(SHAPES["X"](4), 8, heard=told.append)
-    assert told
-    makespans = [progress.makespan_s for progress in told]
+def test_progress_is_reported_and_only_gets_better():
+    reported = []
+    search(SHAPES["X"](4), 8, on_progress=reported.append)
+    assert reported
+    makespans = [progress.makespan_s for progress in reported]
     assert makespans == sorted(makespans, reverse=True)
-    assert all(progress.makespan_bound_s <= progress.makespan_s for progress in told)
+    assert all(progress.makespan_bound_s <= progress.makespan_s for progress in reported)
 
 
 def test_no_time_still_gives_an_answer():

@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 
 from autotune.results.store.record import RankResult, Role, TrialRecord, TrialState
-from autotune.search.guided import fit_costs, fit_line, openings, relative_speeds
-from autotune.space.space import Space, ways_to_send
-from autotune.workloads.plan import LOSSLESS_CODECS
+from autotune.search.guided import openings
+from autotune.search.rank_speeds import fit_costs, fit_line, relative_speeds
+from autotune.space.space import Space, configurations
+from autotune.workloads.plan import lossless_codecs
 from autotune.workloads.split import RankCost, balanced, bounds
 from tests.results import sample
 
@@ -127,13 +128,13 @@ def test_every_transport_is_tried_by_a_plan_that_really_uses_it() -> None:
         limits=bounds(2, 64),
         reference=(1.0, 1.0),
         transports=("gloo", "mpi"),
-        codecs=LOSSLESS_CODECS,
+        codecs=lossless_codecs(),
         max_bucket_log2=20,
-        **ways_to_send(2, ("gloo", "mpi")),
+        **configurations(2, ("gloo", "mpi")),
     )
-    tried = [space.plan(space.log_shares((32, 32)) | knobs) for knobs in openings(space)]
+    tried = [space.plan(space.split_point((32, 32)) | knobs) for knobs in openings(space)]
     assert {plan.comm.transport for plan in tried} == {"gloo", "mpi"}
-    named = {knob.name for knob in space.knobs()}
+    named = set(space.coordinates())
     assert all(
-        set(space.log_shares((32, 32)) | knobs) == named for knobs in openings(space)
+        set(space.split_point((32, 32)) | knobs) == named for knobs in openings(space)
     )  # nothing is left to chance

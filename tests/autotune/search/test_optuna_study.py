@@ -15,7 +15,7 @@ from optuna.trial import TrialState as OptunaState
 
 from autotune.results.store.record import Role, TrialRecord, TrialState
 from autotune.search import optuna_study as study
-from autotune.search.optuna_study import Proposal, Search
+from autotune.search.optuna_study import Proposal, SearchStudy
 from autotune.space.space import Space
 from autotune.workloads.errors import SpecError, StoreError
 from autotune.workloads.plan import Plan
@@ -60,7 +60,7 @@ def db(tmp_path: Path, empty_db: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick_and_quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fewer repeats before a space counts as used up; and Optuna's log level is put back."""
+    """Fewer repeats before a space counts as used up; and Optuna's log level is restored."""
     monkeypatch.setattr(study, "_MAX_REPEATS", 12)
     level = optuna.logging.get_verbosity()
     yield
@@ -69,8 +69,8 @@ def quick_and_quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def open_search(
     db: Path, records: Sequence[TrialRecord] = (), *, space: Space = SPACE, sampler: str = "tpe", seed: int = 0
-) -> Search:
-    return Search(db, space, records, sampler=sampler, seed=seed)
+) -> SearchStudy:
+    return SearchStudy(db, space, records, sampler=sampler, seed=seed)
 
 
 def cost(plan: Plan) -> float:
@@ -91,13 +91,13 @@ def measured(number: int, proposal: Proposal, state: TrialState = TrialState.COM
     )
 
 
-def ask(search: Search) -> Proposal:
+def ask(search: SearchStudy) -> Proposal:
     proposal = search.ask()
     assert proposal is not None
     return proposal
 
 
-def go_on(search: Search, records: list[TrialRecord], count: int) -> list[TrialRecord]:
+def go_on(search: SearchStudy, records: list[TrialRecord], count: int) -> list[TrialRecord]:
     """Ask, measure, tell, `count` times; the records that are new."""
     for _ in range(count):
         records.append(measured(len(records), ask(search)))
@@ -105,12 +105,12 @@ def go_on(search: Search, records: list[TrialRecord], count: int) -> list[TrialR
     return records[-count:]
 
 
-def trials(search: Search) -> list[optuna.trial.FrozenTrial]:
+def trials(search: SearchStudy) -> list[optuna.trial.FrozenTrial]:
     """What Optuna holds."""
     return search._study.trials
 
 
-def states(search: Search) -> list[OptunaState]:
+def states(search: SearchStudy) -> list[OptunaState]:
     return [trial.state for trial in trials(search)]
 
 
@@ -118,12 +118,12 @@ def states(search: Search) -> list[OptunaState]:
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
-def test_proposals_can_run_and_what_is_told_is_in_optunas_file_with_score_and_record(db: Path, sampler: str) -> None:
+def test_proposals_can_run_and_what_is_stored_is_in_optunas_file_with_score_and_record(db: Path, sampler: str) -> None:
     search, records = open_search(db, sampler=sampler), []
     for record in go_on(search, records, 7):
         record.plan.validate(num_ranks=2, global_batch=64)
         assert SPACE.plan(record.params) == record.plan
-    kept = optuna.load_study(study_name="sweep", storage=f"sqlite:///{db}").trials  # as somebody else reads it
+    kept = optuna.load_study(study_name="sweep", storage=f"sqlite:///{db}").trials  # as another process reads it
     assert [trial.state for trial in kept] == [OptunaState.COMPLETE] * 7
     assert [trial.value for trial in kept] == [record.step_s for record in records]
     assert [trial.user_attrs["record"] for trial in kept] == list(range(7))
@@ -146,7 +146,7 @@ def test_a_space_that_is_used_up_ends_the_search(db: Path, sampler: str) -> None
 
 
 def test_a_point_whose_plan_is_known_is_answered_from_its_record(db: Path) -> None:
-    """Different tilts, same whole samples: Optuna hears the score without anybody measuring again."""
+    """Different log share ratios, same whole samples: Optuna gets the score without another measurement."""
     search, records = open_search(db, space=TINY), []
     go_on(search, records, 4)
     search.ask()
@@ -176,45 +176,63 @@ def test_an_unknown_sampler_suggests_one(db: Path) -> None:
         open_search(db, sampler="randem")
 
 
-# --- queued splits -----------------------------------------------------------------------------------------------------
+# --- given splits -------------------------------------------------------------------------------------------------------
 
 WANTED = (45, 19)
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
-def test_a_queued_split_is_proposed_next_with_knobs_of_the_samplers_choice(db: Path, sampler: str) -> None:
-    search = open_search(db, sampler=sampler)
-    search.enqueue(WANTED)
-    proposal = ask(search)
+def test_a_given_split_is_proposed_with_knobs_of_the_samplers_choice(db: Path, sampler: str) -> None:
+    proposal = open_search(db, sampler=sampler).ask(WANTED)
+    assert proposal is not None
     assert proposal.plan.batch.samples == WANTED
-    assert set(proposal.params) == {knob.name for knob in SPACE.knobs()}
+    assert set(proposal.params) == set(SPACE.coordinates())
 
 
-def test_splits_are_proposed_in_the_order_they_were_queued(db: Path) -> None:
+def test_a_split_given_again_and_again_still_brings_new_plans(db: Path) -> None:
     search, records = open_search(db), []
-    for samples in (WANTED, (40, 24)):
-        search.enqueue(samples)
-    assert [record.plan.batch.samples for record in go_on(search, records, 2)] == [WANTED, (40, 24)]
-
-
-def test_a_split_queued_again_and_again_still_brings_new_plans(db: Path) -> None:
-    search, records = open_search(db), []
-    for _ in range(4):
-        search.enqueue(WANTED)
-        go_on(search, records, 1)
+    for number in range(4):
+        proposal = search.ask(WANTED)
+        assert proposal is not None
+        records.append(measured(number, proposal))
+        search.tell(records[-1])
     assert len({record.plan.fingerprint() for record in records}) == 4
     assert OptunaState.WAITING not in states(search)
 
 
-def test_a_queued_split_survives_a_kill(db: Path) -> None:
-    open_search(db).enqueue(WANTED)
-    assert ask(open_search(db)).plan.batch.samples == WANTED
+def test_a_job_of_one_rank_may_be_given_its_only_split(db: Path) -> None:
+    proposal = open_search(db, space=TINY).ask((4,))
+    assert proposal is not None
+    assert proposal.plan.batch.samples == (4,)
 
 
-def test_a_job_of_one_rank_may_queue_its_only_split(db: Path) -> None:
-    search = open_search(db, space=TINY)
-    search.enqueue((4,))
-    assert ask(search).plan.batch.samples == (4,)
+# --- plans of others ----------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_of_another_search_is_stored_and_not_asked_for_again(db: Path) -> None:
+    """The plan that was measured is the one that was proposed: nothing is encoded and decoded on the way."""
+    plan = SPACE.with_knobs(WANTED, {"bucket_log2": 19})
+    own = Proposal(plan=plan, params=SPACE.point(plan))
+    search, record = open_search(db), measured(0, own)
+    search.tell(record)
+    (trial,) = trials(search)
+    assert (trial.state, trial.params, trial.value) == (OptunaState.COMPLETE, own.params, cost(plan))
+    assert all(ask(search).plan != plan for _ in range(3))
+    assert len(trials(open_search(db, [record]))) >= 1
+
+
+def test_a_plan_that_was_measured_and_not_stored_is_stored_on_resume(db: Path) -> None:
+    plan = SPACE.with_knobs(WANTED, {"bucket_log2": 19})
+    record = measured(0, Proposal(plan=plan, params=SPACE.point(plan)))
+    assert [trial.params for trial in trials(open_search(db, [record]))] == [record.params]
+    assert len(trials(open_search(db, [record]))) == 1
+
+
+def test_a_plan_outside_the_space_teaches_the_sampler_nothing(db: Path) -> None:
+    plan = SPACE.with_knobs(WANTED, {"bucket_log2": 40})
+    search = open_search(db)
+    search.tell(measured(0, Proposal(plan=plan, params=SPACE.point(plan))))
+    assert trials(search) == []
 
 
 # --- infeasible and failed ---------------------------------------------------------------------------------------------
@@ -230,7 +248,7 @@ def test_a_job_of_one_rank_may_queue_its_only_split(db: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("rebuilt", [False, True], ids=["told", "rebuilt"])
-def test_optuna_hears_how_a_trial_ended(
+def test_optuna_gets_how_a_trial_ended(
     db: Path, state: TrialState, optunas: OptunaState, feasible: bool, rebuilt: bool
 ) -> None:
     search = open_search(db)
@@ -268,8 +286,8 @@ def test_the_search_goes_on_where_nothing_but_failures_is_known(db: Path) -> Non
 # --- after a kill ------------------------------------------------------------------------------------------------------
 
 
-def test_a_trial_measured_but_not_told_is_told_on_reopen_and_not_rerun(db: Path) -> None:
-    """Killed between the record and the telling: Optuna believes that the trial runs."""
+def test_a_trial_measured_but_not_stored_is_stored_on_reopen_and_not_rerun(db: Path) -> None:
+    """Killed between the record and the telling: for Optuna the trial still runs."""
     search, records = open_search(db), []
     go_on(search, records, 2)
     records.append(measured(2, ask(search)))
@@ -284,7 +302,7 @@ def test_a_trial_measured_but_not_told_is_told_on_reopen_and_not_rerun(db: Path)
 
 
 @pytest.mark.parametrize("state", [TrialState.INFEASIBLE, TrialState.FAILED])
-def test_a_failure_recorded_but_not_told_is_told_on_reopen(db: Path, state: TrialState) -> None:
+def test_a_failure_recorded_but_not_stored_is_stored_on_reopen(db: Path, state: TrialState) -> None:
     search = open_search(db)
     record = measured(0, ask(search), state)
     del search
@@ -334,7 +352,7 @@ def test_reopening_after_a_clean_end_changes_nothing(db: Path) -> None:
     assert [(trial.number, trial.state, trial.value) for trial in trials(again)] == before
 
 
-def test_records_of_other_roles_are_not_told_but_their_plans_are_not_proposed(db: Path) -> None:
+def test_records_of_other_roles_are_not_stored_but_their_plans_are_not_proposed(db: Path) -> None:
     """The default and its peers were measured without asking the search."""
     plans = [TINY.plan({"bucket_log2": log2, "codec": "none", "transport": "gloo"}) for log2 in (16, 17)]
     peers = [
@@ -348,7 +366,7 @@ def test_records_of_other_roles_are_not_told_but_their_plans_are_not_proposed(db
 
 
 @pytest.mark.filterwarnings("ignore:The constraint value is ignored")
-def test_a_trial_killed_in_the_middle_of_being_told_is_told_on_reopen(db: Path) -> None:
+def test_a_trial_killed_in_the_middle_of_being_stored_is_stored_on_reopen(db: Path) -> None:
     """Optuna's file already holds the record's number and the constraint, and still says that the trial runs."""
     search = open_search(db)
     record = measured(0, ask(search))

@@ -13,7 +13,7 @@ from autotune.search.ranking import Ranking, between_trials
 from autotune.search.residual import PRIOR, Case, Residual, expected_gain
 from autotune.space.space import Space
 from autotune.workloads.cluster import load_cluster
-from autotune.workloads.plan import LOSSLESS_CODECS, BatchPlan, CommPlan, Plan
+from autotune.workloads.plan import BatchPlan, CommPlan, Plan, lossless_codecs
 from autotune.workloads.split import bounds
 from tests.autotune.simulate.test_closed_forms import make_graph, make_simulator
 
@@ -23,7 +23,7 @@ SPACE = Space(
     limits=bounds(4, TOTAL),
     reference=(1.0, 0.67, 0.5, 0.25),
     transports=("gloo", "mpi"),
-    codecs=LOSSLESS_CODECS,
+    codecs=lossless_codecs(),
     max_bucket_log2=24,
 )
 
@@ -121,7 +121,7 @@ def test_descent_finds_the_best_of_all_splits(simulator):
         limits=bounds(4, 8),
         reference=(1.0,) * 4,
         transports=("gloo",),
-        codecs=LOSSLESS_CODECS,
+        codecs=lossless_codecs(),
         max_bucket_log2=16,
     )
     found = descend(space, (2, 2, 2, 2), simulator.step_s)[0]
@@ -153,11 +153,11 @@ def test_one_lucky_trial_does_not_decide(simulator):
     base = simulator.step_s(steady)
     measured = [(lucky, 0.97 * base), (steady, base), (like_steady, 1.01 * base), (lucky, 1.25 * base), (steady, base)]
     records = [record_of(number, plan, step_s) for number, (plan, step_s) in enumerate(measured)]
-    assert ranking.flush(records).plan == steady
+    assert ranking.final(records).plan == steady
 
 
 def test_nothing_that_ran_nothing_to_keep(simulator):
-    assert Ranking(simulator, SPACE).flush([]) is None
+    assert Ranking(simulator, SPACE).final([]) is None
 
 
 def test_trials_of_one_plan_tell_the_noise():

@@ -1,4 +1,4 @@
-"""Every way of tuning keeps the same contract, on a made-up mix whose step times are a formula."""
+"""Every method of tuning keeps the same contract, on a made-up cluster whose step times are a formula."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ import pytest
 
 from autotune.results.judge.selection import by_speed
 from autotune.results.store.record import Role, TrialRecord, TrialState
+from autotune.search.baselines import DefaultDdp, PlainOptuna, TunedDdp
+from autotune.search.guided import GuidedSearch
 from autotune.search.problem import Problem
-from autotune.search.tuner import (
-    DefaultDdp,
-    GuidedSearch,
-    PlainOptuna,
-    SearchOptions,
-    TunedDdp,
-    Tuner,
-    worthwhile_split,
-)
+from autotune.search.rank_speeds import worthwhile_split
+from autotune.search.tuner import SearchOptions, Tuner
 from autotune.simulate.cost_sources import cost_model
 from autotune.simulate.simulator import Simulator
 from autotune.workloads.cluster import load_cluster
@@ -30,8 +25,8 @@ from tests.results import sample
 BUCKETS = (MIB // 4, MIB, 4 * MIB)
 TUNERS: dict[str, Callable[[Problem], Tuner]] = {
     "default": DefaultDdp,
-    "by hand": lambda problem: TunedDdp(problem, BUCKETS),
-    "by hand, fp16": lambda problem: TunedDdp(problem, BUCKETS, codec="fp16"),
+    "tuned DDP": lambda problem: TunedDdp(problem, BUCKETS),
+    "tuned DDP, fp16": lambda problem: TunedDdp(problem, BUCKETS, codec="fp16"),
     "plain Optuna": lambda problem: PlainOptuna(problem, seed=0),
     "ours": lambda problem: GuidedSearch(problem, SearchOptions()),
     "ours, lossy": lambda problem: GuidedSearch(problem, SearchOptions(allow_lossy=True)),
@@ -89,7 +84,7 @@ def run(tuner: Tuner, trials: int, *, fails: Callable[[Plan], bool] = lambda _: 
             ranks=() if fails(plan) else sample.ranks(plan.batch.samples, step_s(plan)),
         )
         records.append(record)
-        tuner.heard(record)
+        tuner.tell(record)
     return records
 
 
@@ -121,7 +116,7 @@ def test_the_default_is_one_even_plan_whatever_devices_hold() -> None:
     assert (record.role, record.plan.batch.samples, record.plan.comm.reducer) == (Role.DEFAULT, (16,) * 4, "ddp")
 
 
-def test_tuning_by_hand_splits_in_proportion_and_tries_every_bucket_once() -> None:
+def test_tuning_manually_splits_in_proportion_and_tries_every_bucket_once() -> None:
     records = run(TunedDdp(make_problem(), BUCKETS, codec="fp16"), 12)
     assert [record.role for record in records] == [Role.DEFAULT, Role.PEER, Role.PEER, Role.PEER]
     assert {record.plan.batch.samples for record in records[1:]} == {(26, 18, 13, 7)}
@@ -130,7 +125,7 @@ def test_tuning_by_hand_splits_in_proportion_and_tries_every_bucket_once() -> No
     assert all(record.plan.comm.reducer == "ddp" for record in records)
 
 
-def test_where_the_default_fails_there_is_nothing_to_tune_by_hand() -> None:
+def test_where_the_default_fails_there_is_nothing_to_tune() -> None:
     assert len(run(TunedDdp(make_problem(), BUCKETS), 12, fails=lambda _: True)) == 1
 
 

@@ -1,4 +1,4 @@
-"""Plans of every kind on mixes of every kind, drawn with a seed: what a faster simulator must predict as before."""
+"""Random plans on random clusters, drawn with a seed: predictions that a faster simulator must not change."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from autotune.workloads.plan import CODECS, BatchPlan, CommPlan, CompressionPlan
 from autotune.workloads.split import bounds, proportional
 
 GLOBAL_BATCH = 48
-MIXES = ((1, 1, 1, 1), (2, 1, 1), (3,))
+CLUSTERS = ((1, 1, 1, 1), (2, 1, 1), (3,))
 """Ranks of each host."""
 CHOICES = {
     "ddp": ("none", "fp16"),
     "bucketed": ("none", "fp16", "bf16"),
-    "scheduled": CODECS,
+    "scheduled": tuple(CODECS),
     "averaged": ("none",),
 }
 
 
 def simulators() -> Iterator[tuple[str, Simulator]]:
-    """Costs as stated and as if profiled, links in turn and shared."""
+    """Costs as stated and as if profiled, links serialized and shared."""
     draw = random.Random(1)
-    for ranks in MIXES:
+    for ranks in CLUSTERS:
         for emulation in ("paced", "none"):
             graph, cluster = _graph(draw), _cluster(draw, ranks, emulation)
             stated = cost_model(graph, cluster)
@@ -169,8 +169,8 @@ def _as_if_profiled(draw: random.Random, costs: Costs) -> Costs:
         whole=lines(1e-3, 1e-3),
         data=lines(1e-4, 1e-5),
         update=lines(1e-3, 0.0),
-        encode={codec: lines(1e-5, 1e-9) for codec in CODECS[1:]},
-        decode={codec: lines(1e-5, 1e-9) for codec in CODECS[1:]},
+        encode={codec: lines(1e-5, 1e-9) for codec in list(CODECS)[1:]},
+        decode={codec: lines(1e-5, 1e-9) for codec in list(CODECS)[1:]},
         transports={
             "gloo": TransportCosts(sizes=np.array([1e3, 1e4, 1e5]), overhead_s=np.array([1e-4, 1.5e-4, 3e-4]), slots=2),
             "mpi": TransportCosts(sizes=np.array([1e3]), overhead_s=np.array([2e-4]), slots=1),

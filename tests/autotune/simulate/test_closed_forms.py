@@ -1,4 +1,4 @@
-"""Predictions against closed forms, to float accuracy: collectives, pipelines, credit and priority, crossing."""
+"""Predictions against closed forms, to float accuracy: collectives, pipelines, credit and priority, cross-step overlap."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autotune.simulate.collectives import (
 from autotune.simulate.cost_sources import cost_model
 from autotune.simulate.factors import worthwhile_factors
 from autotune.simulate.limit import step_limit
-from autotune.simulate.pipeline import crossing_bytes
+from autotune.simulate.pipeline import boundary_bytes
 from autotune.simulate.simulator import Simulator
 from autotune.workloads.cluster import Cluster, Device, Host, Link, load_cluster
 from autotune.workloads.graph import Edge, Op, OpGraph, Parameter
@@ -68,12 +68,12 @@ def make_cluster(speeds, *, ranks=None, flops=1e9, latency_s=0.0, emulation="pac
         )
         for index, speed in enumerate(speeds)
     )
-    return Cluster(name="by-hand", hosts=hosts, emulation=emulation)
+    return Cluster(name="closed-form", hosts=hosts, emulation=emulation)
 
 
 def make_simulator(graph, cluster, global_batch):
     info = WorkloadInfo(
-        name="by-hand",
+        name="closed-form",
         options={},
         fingerprint="",
         global_batch=global_batch,
@@ -165,7 +165,7 @@ def test_no_other_shares_of_hosts_are_faster(speeds, ranks):
 
 
 def test_ranks_of_one_host_own_alike_and_their_messages_all_cross():
-    """Two hosts of two ranks: each of four ranks sends half of its bytes across and gets half of the sums back, whoever owns."""
+    """Two hosts of two ranks: each of four ranks sends half of its bytes across and receives half of the sums, for any owners."""
     cluster = load_cluster("two-fast-two-slow")
     shares = owned_shares(cluster)
     assert shares == exact([0.25] * 4)
@@ -253,22 +253,22 @@ def test_ddp_default_closes_its_first_bucket_at_one_mebibyte():
     assert simulator.wire_bytes(plan_of(1, 1, reducer="ddp")) == [10 * MB, 30 * MB]
 
 
-def test_crossing_hides_what_a_barrier_cannot():
+def test_cross_step_overlap_hides_what_a_barrier_cannot():
     """Four ops, 3 s of link and 2 s of backward each; gradients of op 3, 2, 1, 0 are there at 6, 8, 10, 12.
 
     One part at a time, the most urgent first: op 3 travels 6-9, op 2 9-12, then op 0 12-15 before op 1 15-18. With a barrier
-    a step takes 18 s. Crossing, op 0's next forward pass runs 15-16, op 1's waits until 18, and the pass is done at 21,
+    a step takes 18 s. With cross-step overlap, op 0's next forward pass runs 15-16, op 1's waits until 18, and the pass is done at 21,
     which is 17 s after the first one: so is every step from then on.
     """
     simulator = make_simulator(make_graph(4), make_cluster([10 * MB / 3] * 2), 2)
     common = {"reducer": "scheduled", "partition_bytes": 10 * MB, "credit_bytes": 1}
     assert simulator.step_s(plan_of(1, 1, **common)) == exact(18.0)
     assert simulator.step_s(plan_of(1, 1, **common, crosses_steps=True)) == exact(17.0)
-    starts = {span.op: span.end_s for span in simulator.timeline(plan_of(1, 1, **common)).spans if span.lane == "comm"}
+    starts = {span.op: span.end_s for span in simulator.timeline(plan_of(1, 1, **common)).spans if span.track == "comm"}
     assert [starts[f"all-reduce {unit}"] for unit in range(4)] == exact([9.0, 12.0, 18.0, 15.0])
 
 
-def test_without_crossing_priority_changes_nothing():
+def test_without_cross_step_overlap_priority_changes_nothing():
     """A barrier waits for the last part, whichever it is."""
     simulator = make_simulator(make_graph(4), make_cluster([10 * MB / 3] * 2), 2)
     fifo = simulator.step_s(plan_of(1, 1, bucket_bytes=10 * MB))
@@ -277,7 +277,7 @@ def test_without_crossing_priority_changes_nothing():
 
 
 def test_small_partitions_let_the_urgent_overtake():
-    """Priority without partitions waits for what is under way; with small ones the first layer's gradient is through sooner."""
+    """Priority without partitions waits for transfers in flight; with small partitions the first layer's gradient completes sooner."""
     graph, cluster = make_graph(2, param_bytes=40 * MB), make_cluster([10 * MB] * 2)
     simulator = make_simulator(graph, cluster, 2)
     step_s = {
@@ -377,7 +377,7 @@ def test_a_simulated_pipeline_is_a_timetable():
     table = simulator.stage_table(plan)
     first = [(slot.block, slot.microbatch, slot.start_s) for slot in table.order[0]]
     assert first[:3] == [("f0", 0, exact(0)), ("f0", 1, exact(1)), ("b0.input", 0, exact(5))]
-    named = [span.op for span in simulator.timeline(plan).spans if span.lane == "compute" and span.rank == 0]
+    named = [span.op for span in simulator.timeline(plan).spans if span.track == "compute" and span.rank == 0]
     assert named[:3] == ["f0 micro-batch 0", "f0 micro-batch 1", "b0.input micro-batch 0"]
     assert {block.name for block in table.graph.blocks} == {
         f"{name}{stage}{part}" for stage in (0, 1) for name, part in (("f", ""), ("b", ".input"), ("b", ".weight"))
@@ -472,7 +472,7 @@ def test_the_timeline_is_the_run():
     assert max(span.end_s for span in timeline.spans) == exact(simulator.step_s(plan))
     assert timeline.total_s("forward") == exact(2 * 3 * 1.0)
     assert timeline.total_s("backward") == exact(2 * 3 * 2.0)
-    assert {span.op for span in timeline.spans if span.lane == "comm"} == {f"all-reduce {unit}" for unit in range(3)}
+    assert {span.op for span in timeline.spans if span.track == "comm"} == {f"all-reduce {unit}" for unit in range(3)}
 
 
 def test_predictions_are_deterministic():
@@ -490,5 +490,5 @@ def test_what_crosses_a_cut():
         Edge(source="op0", target="op2", bytes_per_sample=3.0),
         Edge(source="op1", target="op2", bytes_per_sample=2.0),
     )
-    assert crossing_bytes(graph, 1) == 5.0
-    assert [crossing_bytes(replace(graph, edges=edges), cut) for cut in (1, 2)] == [7.0, 5.0]
+    assert boundary_bytes(graph, 1) == 5.0
+    assert [boundary_bytes(replace(graph, edges=edges), cut) for cut in (1, 2)] == [7.0, 5.0]

@@ -1,4 +1,4 @@
-"""What codecs and factors cost in a predicted step, worked by hand."""
+"""Costs of codecs and sufficient factors in a predicted step, against closed forms."""
 
 from __future__ import annotations
 

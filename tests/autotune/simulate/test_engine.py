@@ -1,4 +1,4 @@
-"""The event engine against cases worked by hand and closed forms: equal to float accuracy."""
+"""The event engine against closed forms, to float accuracy."""
 
 from __future__ import annotations
 
@@ -56,14 +56,16 @@ def test_a_circle_is_refused():
         simulate(made.tasks(), make_site(1))
 
 
-@pytest.mark.parametrize("in_turn", [True, False])
-def test_one_transfer_takes_its_fixed_time_its_bytes_on_the_tightest_link_and_the_latency(in_turn):
+@pytest.mark.parametrize("serialized", [True, False])
+def test_one_transfer_takes_its_fixed_time_its_bytes_on_the_tightest_link_and_the_latency(serialized):
     made = TaskList()
     made.transfer([(0, 100.0), (1, 30.0)], fixed_s=0.5, latency_s=0.25)
-    assert simulate(made.tasks(), make_site(0, [50.0, 10.0], in_turn=in_turn)).makespan_s == exact(0.5 + 3.0 + 0.25)
+    assert simulate(made.tasks(), make_site(0, [50.0, 10.0], serialized=serialized)).makespan_s == exact(
+        0.5 + 3.0 + 0.25
+    )
 
 
-def test_in_turn_the_second_waits_for_the_first_but_not_for_its_latency():
+def test_on_serialized_links_the_second_waits_for_the_first_but_not_for_its_latency():
     made = TaskList()
     made.transfer([(0, 10.0)], latency_s=5.0)
     made.transfer([(0, 10.0)], latency_s=5.0)
@@ -74,7 +76,7 @@ def test_shared_two_at_once_take_as_long_as_their_bytes_together():
     made = TaskList()
     made.transfer([(0, 10.0)])
     made.transfer([(0, 30.0)])
-    run = simulate(made.tasks(), make_site(0, [10.0], in_turn=False))
+    run = simulate(made.tasks(), make_site(0, [10.0], serialized=False))
     assert list(run.end_s) == [exact(2.0), exact(4.0)]  # half each until the first is done, then all for the second
 
 
@@ -82,7 +84,7 @@ def test_shared_a_late_comer_slows_the_first_down():
     made = TaskList()
     made.transfer([(0, 20.0)])
     made.transfer([(0, 5.0)], fixed_s=1.0)
-    run = simulate(made.tasks(), make_site(0, [10.0], in_turn=False))
+    run = simulate(made.tasks(), make_site(0, [10.0], serialized=False))
     assert list(run.end_s) == [exact(2.5), exact(2.0)]
 
 
@@ -91,7 +93,7 @@ def test_max_min_what_one_transfer_cannot_use_the_other_gets():
     made = TaskList()
     made.transfer([(0, 2.0), (1, 2.0)])
     made.transfer([(1, 8.0)])
-    run = simulate(made.tasks(), make_site(0, [2.0, 10.0], in_turn=False))
+    run = simulate(made.tasks(), make_site(0, [2.0, 10.0], serialized=False))
     assert list(run.end_s) == [exact(1.0), exact(1.0)]
 
 
@@ -99,7 +101,7 @@ def test_fairness_is_in_bytes_not_in_shares_of_the_transfer():
     made = TaskList()
     made.transfer([(0, 10.0)])
     made.transfer([(0, 1000.0)])
-    assert simulate(made.tasks(), make_site(0, [10.0], in_turn=False)).end_s[0] == exact(2.0)
+    assert simulate(made.tasks(), make_site(0, [10.0], serialized=False)).end_s[0] == exact(2.0)
 
 
 def test_credit_is_a_soft_window():
@@ -121,7 +123,7 @@ def test_credit_below_the_bandwidth_delay_product_leaves_the_link_idle():
     assert simulate(made.tasks(), make_site(0, [10.0], credit_bytes=[20.0])).makespan_s == exact(6.0)
 
 
-def test_the_most_urgent_part_overtakes_those_that_wait_not_the_one_under_way():
+def test_the_most_urgent_part_overtakes_those_that_wait_not_the_one_in_flight():
     made = TaskList()
     ready = made.compute(0, 0.5)
     made.transfer([(0, 10.0)], num_bytes=10.0, priority=9)
@@ -132,7 +134,7 @@ def test_the_most_urgent_part_overtakes_those_that_wait_not_the_one_under_way():
     assert [run.start_s[2], run.start_s[urgent], run.start_s[1]] == [0.0, exact(1.0), exact(2.0)]
 
 
-def test_slots_bound_how_many_are_under_way():
+def test_slots_bound_how_many_are_in_flight():
     made = TaskList()
     for _ in range(4):
         made.transfer([], fixed_s=1.0)
@@ -162,12 +164,12 @@ def random_tasks(seed, num_tasks):
     return made
 
 
-@pytest.mark.parametrize("in_turn", [True, False])
-def test_random_graphs_keep_the_rules(in_turn):
+@pytest.mark.parametrize("serialized", [True, False])
+def test_random_graphs_keep_the_rules(serialized):
     for seed in range(20):
         made = random_tasks(seed, 60)
         tasks = made.tasks()
-        run = simulate(tasks, make_site(4, [1.0, 2.0, 3.0, 4.0], credit_bytes=[1.5], in_turn=in_turn))
+        run = simulate(tasks, make_site(4, [1.0, 2.0, 3.0, 4.0], credit_bytes=[1.5], serialized=serialized))
         for before, after in made.edges:
             assert run.end_s[before] <= run.start_s[after] + 1e-12
         for device in range(4):
@@ -184,7 +186,7 @@ def test_random_graphs_keep_the_rules(in_turn):
 
 def test_the_same_graph_gives_the_same_run_bit_for_bit():
     tasks = random_tasks(3, 200).tasks()
-    site = make_site(4, [1.0, 2.0, 3.0, 4.0], credit_bytes=[1.5], in_turn=False)
+    site = make_site(4, [1.0, 2.0, 3.0, 4.0], credit_bytes=[1.5], serialized=False)
     first, second = simulate(tasks, site), simulate(tasks, site)
     assert first.start_s.tobytes() == second.start_s.tobytes()
     assert first.end_s.tobytes() == second.end_s.tobytes()

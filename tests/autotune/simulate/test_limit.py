@@ -1,4 +1,4 @@
-"""The limit, by hand: no plan can be faster, and where a plan reaches it the two are equal."""
+"""The limit against closed forms: no plan is faster, and some plans reach it."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_the_limit_is_the_largest_of_its_parts(largest: str) -> None:
 
 
 def linear_limit(cluster: Cluster, samples: int) -> Limit:
-    """A Linear layer of 1,000 x 1,000, 4 MB, whose gradient of one sample is told by 8 kB; next to no work."""
+    """A Linear layer of 1,000 x 1,000, 4 MB, whose gradient of one sample takes 8 kB as factors; hardly any work."""
     model = graph(flops=2e6, param_bytes=4_000_000, shapes=((1000, 1000),))
     return step_limit([1e-9] * 4, cluster, model, global_batch=samples)
 
@@ -147,12 +147,12 @@ def test_a_linear_layer_of_many_rows_must_pass_whole() -> None:
 
 
 def test_a_linear_layer_of_few_rows_passes_as_factors() -> None:
-    """64 samples over four equal links: whoever has b of them receives the other 64 - b; least where all have 16."""
+    """64 samples over four equal links: a rank with b of them receives the other 64 - b; least where all have 16."""
     assert linear_limit(MIXED4, 64).network_s == pytest.approx(48 * 8000 / 125e6)
 
 
 def test_behind_a_slow_link_more_samples_mean_fewer_bytes_to_receive() -> None:
-    """25 MB/s against 125: by brute force over splits, the slow host's as anyone's."""
+    """25 MB/s against 125: by brute force over splits, of all hosts alike."""
     cluster = load_cluster("slow-link4")
     speeds = [host.link.up_bytes_per_s for host in cluster.hosts if host.link is not None]
     best = min(

@@ -57,21 +57,21 @@ def test_gradients_overlap_with_the_last_backward_pass_only(passes):
 
 @pytest.mark.parametrize("passes", [1, 2, 3])
 def test_steps_cross_into_the_first_pass(passes):
-    """One sample a pass. Units take 3 s and are ready every 2 s: unit 0 overtakes unit 1 and lands 3 s after backward, unit 1
-    lands 6 s after it. Forward waits 3 s for op 0 and, having computed 1 s, 2 s for op 1.
+    """One sample a pass. Buffers take 3 s and are ready every 2 s: buffer 0 overtakes buffer 1 and completes 3 s after backward,
+    buffer 1 completes 6 s after it. Forward waits 3 s for op 0 and, having computed 1 s, 2 s for op 1.
     """
     simulator = make_simulator(make_graph(OPS), uniform(3.0), RANKS * passes, accumulate=passes)
     how = {"reducer": "scheduled", "partition_bytes": 10 * MB, "credit_bytes": 10 * MB}
-    crossing = simulator.step_s(plan_of(*[passes] * RANKS, **how, crosses_steps=True))
-    assert crossing == exact(12.0 * passes + 3.0 + 2.0)
+    overlapped = simulator.step_s(plan_of(*[passes] * RANKS, **how, crosses_steps=True))
+    assert overlapped == exact(12.0 * passes + 3.0 + 2.0)
     assert simulator.step_s(plan_of(*[passes] * RANKS, **how)) == exact(12.0 * passes + 6.0)
 
 
 def test_clipping_needs_all_gradients_so_that_steps_do_not_cross():
     how = {"reducer": "scheduled", "partition_bytes": 10 * MB, "credit_bytes": 10 * MB}
     simulator = make_simulator(make_graph(OPS), uniform(3.0), RANKS, clip_norm=1.0)
-    crossing = simulator.simulate(plan_of(*[1] * RANKS, **how, crosses_steps=True))
-    assert (crossing.step_s, crossing.num_steps) == (exact(18.0), 1)
+    overlapped = simulator.simulate(plan_of(*[1] * RANKS, **how, crosses_steps=True))
+    assert (overlapped.step_s, overlapped.num_steps) == (exact(18.0), 1)
 
 
 def test_passes_are_near_equal_and_a_rank_with_few_samples_has_fewer():
@@ -126,7 +126,7 @@ def test_no_accumulated_step_beats_the_limit():
 def test_the_timeline_names_what_lies_between_and_leaves_nothing_out():
     simulator = make_simulator(make_graph(2), uniform(1.0), RANKS * 3, accumulate=3)
     spans = [
-        span for span in simulator.timeline(plan_of(*[3] * RANKS)).spans if span.rank == 0 and span.lane == "compute"
+        span for span in simulator.timeline(plan_of(*[3] * RANKS)).spans if span.rank == 0 and span.track == "compute"
     ]
     assert [(span.kind, span.op) for span in sorted(spans, key=lambda span: span.start_s)] == [
         ("forward", "op0"),

@@ -1,11 +1,17 @@
-"""What an op costs on a device, by hand."""
+"""The cost of an op on a device against closed forms, and the simulator's tables against `op_s`."""
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.simulate.cost_sources import cost_model
 from autotune.simulate.roofline import compute_s, op_s
-from autotune.workloads.cluster import Device
+from autotune.workloads.cluster import Cluster, Device, Host
 from autotune.workloads.graph import Op, OpGraph
 
 DEVICE = Device(name="d", flops_per_s=1e6, memory_bytes_per_s=1e5)
@@ -83,3 +89,38 @@ def test_a_device_of_half_the_speed_takes_twice_the_time() -> None:
     graph = OpGraph(ops=(op(flops=100, bytes_per_sample=7, fixed_bytes=90),), saved_bytes_per_sample=0.0)
     half = Device(name="h", flops_per_s=0.5e6, memory_bytes_per_s=0.5e5)
     assert compute_s(graph, half, 9) == pytest.approx(2 * compute_s(graph, DEVICE, 9))
+
+
+POSITIVE = st.floats(1e-3, 1e12)
+DEVICES = st.builds(
+    Device,
+    name=st.just("d"),
+    flops_per_s=POSITIVE,
+    memory_bytes_per_s=st.none() | POSITIVE,
+    launch_s=st.floats(0.0, 1.0),
+)
+OPS = st.builds(
+    op,
+    flops=st.floats(0.0, 1e15),
+    fixed_bytes=st.floats(0.0, 1e12),
+    bytes_per_sample=st.floats(0.0, 1e12),
+    factor=st.sampled_from([0.0, 1.0, 2.0, 2.7]),
+    num_calls=st.integers(1, 9),
+)
+
+
+@given(
+    ops=st.lists(OPS, min_size=1, max_size=4),
+    ranks=st.lists(st.tuples(DEVICES, st.integers(0, 512) | st.floats(0.0, 512.0)), min_size=1, max_size=4),
+)
+@settings(deadline=None)
+def test_the_simulator_charges_exactly_what_an_emulated_device_is_paced_by(ops, ranks) -> None:
+    """Bit for bit: the tables of the simulator and `op_s`, which the pacers call."""
+    named = tuple(replace(one, name=f"op{number}") for number, one in enumerate(ops))
+    devices, samples = zip(*ranks, strict=True)
+    cluster = Cluster(name="random", hosts=(Host(name="host", devices=devices),))
+    costs = cost_model(OpGraph(ops=named, saved_bytes_per_sample=0.0), cluster)
+    tables = costs.passes(np.array(samples, np.float64))
+    for table, backward in zip(tables, (False, True), strict=True):
+        expected = [[op_s(one, device, count, backward=backward) for one in named] for device, count in ranks]
+        assert table.tolist() == expected

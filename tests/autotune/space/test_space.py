@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from autotune.results.store.record import StudyInfo
 from autotune.search.local_search import knob_plans, moved
+from autotune.space.comm_knobs import MIN_BUCKET_LOG2
 from autotune.space.pipeline_points import StagedPlans
-from autotune.space.space import MAX_LOG_SHARE, MIN_BUCKET_LOG2, Knobs, Space, max_bucket_log2, ways_to_send
+from autotune.space.space import Space, configurations, max_bucket_log2
+from autotune.space.split_points import MAX_LOG_SHARE
 from autotune.workloads.plan import CODECS, BatchPlan, CommPlan, CompressionPlan, KindCodec, PipelinePlan, Plan
 from autotune.workloads.serial import from_data, to_data
 from autotune.workloads.split import Bounds, bounds, proportional
@@ -34,7 +36,7 @@ def space(
             "limits": limits or bounds(len(reference), global_batch),
             "reference": reference,
             "transports": ("gloo", "mpi"),
-            "codecs": CODECS,
+            "codecs": tuple(CODECS),
             "max_bucket_log2": 22,
         }
         | changes
@@ -43,13 +45,13 @@ def space(
 
 def random_point(chosen: Space, generator: random.Random) -> dict[str, Any]:
     point: dict[str, Any] = {}
-    for knob in chosen.knobs():
-        if knob.choices:
-            point[knob.name] = generator.choice(knob.choices)
-        elif knob.whole:
-            point[knob.name] = generator.randint(int(knob.low), int(knob.high))
+    for name, values in chosen.coordinates().items():
+        if values.choices:
+            point[name] = generator.choice(values.choices)
+        elif values.whole:
+            point[name] = generator.randint(int(values.low), int(values.high))
         else:
-            point[knob.name] = generator.choice((knob.low, knob.high, generator.uniform(knob.low, knob.high)))
+            point[name] = generator.choice((values.low, values.high, generator.uniform(values.low, values.high)))
     return point
 
 
@@ -71,7 +73,7 @@ def test_every_random_point_is_a_plan_that_can_run() -> None:
 
 
 SCHEDULES: dict[str, Any] = {
-    "reducers": ("bucketed", "crossing", "scheduled"),
+    "reducers": ("bucketed", "cross-step", "scheduled"),
     "collectives": ("ring", "shards"),
     "factors_for": lambda samples: ("fc1", "fc2") if min(samples) > 2 else ("fc1",),
     "kinds": ("Linear", "Conv2d"),
@@ -94,23 +96,23 @@ def test_knobs_of_schedules_make_plans_that_can_run_and_find_their_way_back() ->
 
 def test_a_kind_of_layers_may_be_compressed_alone_by_a_schedule() -> None:
     chosen = space(**SCHEDULES)
-    knobs = Knobs(bucket_log2=20, codec="int8", transport="gloo", reducer="crossing", compressed="Linear")
+    knobs = {"bucket_log2": 20, "codec": "int8", "transport": "gloo", "reducer": "cross-step", "compressed": "Linear"}
     compression = chosen.with_knobs((30, 20, 10, 4), knobs).compression
     assert (compression.codec, compression.by_kind) == ("none", (KindCodec(kind="Linear", codec="int8"),))
-    plain = dataclasses.replace(knobs, codec="none")
+    plain = knobs | {"codec": "none"}
     assert chosen.with_knobs((30, 20, 10, 4), plain).compression.by_kind == ()
-    bucketed = dataclasses.replace(knobs, codec="bf16", reducer="bucketed")
+    bucketed = knobs | {"codec": "bf16", "reducer": "bucketed"}
     assert chosen.with_knobs((30, 20, 10, 4), bucketed).compression == CompressionPlan(codec="bf16")
 
 
 def test_nothing_is_compressed_alone_where_nothing_may_be_lost() -> None:
-    assert "compressed" in [knob.name for knob in space(**SCHEDULES).knobs()]
-    assert "compressed" not in [knob.name for knob in space(codecs=("none",), **SCHEDULES).knobs()]
+    assert "compressed" in list(space(**SCHEDULES).coordinates())
+    assert "compressed" not in list(space(codecs=("none",), **SCHEDULES).coordinates())
 
 
 def test_factors_follow_the_split() -> None:
     chosen = space(**SCHEDULES)
-    knobs = Knobs(bucket_log2=20, codec="none", transport="mpi", reducer="crossing", factors="yes")
+    knobs = {"bucket_log2": 20, "codec": "none", "transport": "mpi", "reducer": "cross-step", "factors": "yes"}
     assert chosen.with_knobs((30, 20, 10, 4), knobs).compression.factors == ("fc1", "fc2")
     assert chosen.with_knobs((30, 22, 10, 2), knobs).compression.factors == ("fc1",)
     assert chosen.with_knobs((30, 22, 10, 2), knobs).comm.transport == "gloo"  # factors are messages from rank to rank
@@ -126,30 +128,30 @@ def test_every_choice_of_knobs_is_tried_once_per_split() -> None:
 
 
 def test_one_rank_has_nothing_to_schedule() -> None:
-    assert ways_to_send(1, ("gloo",)) == {"reducers": ("bucketed",), "collectives": ("ring",)}
-    assert ways_to_send(4, ("nccl",))["reducers"] == ("bucketed",)
-    assert "shards" in ways_to_send(2, ("gloo", "mpi"))["collectives"]
+    assert configurations(1, ("gloo",)) == {"reducers": ("bucketed",), "collectives": ("ring",)}
+    assert configurations(4, ("nccl",))["reducers"] == ("bucketed",)
+    assert "shards" in configurations(2, ("gloo", "mpi"))["collectives"]
 
 
 def test_a_loop_that_clips_is_offered_no_steps_that_cross() -> None:
-    """Clipping needs all gradients at once; a plan by hand that crosses is the scheduled one to a search."""
-    assert "crossing" in ways_to_send(4, ("gloo",), Loop(accumulate=4, autocast="bfloat16"))["reducers"]
+    """Clipping needs all gradients at once; a given plan with cross-step overlap is the scheduled one to a search."""
+    assert "cross-step" in configurations(4, ("gloo",), Loop(accumulate=4, autocast="bfloat16"))["reducers"]
     generator = random.Random(3)
-    chosen = space(**SCHEDULES | ways_to_send(4, ("gloo",), Loop(clip_norm=1.0)))
+    chosen = space(**SCHEDULES | configurations(4, ("gloo",), Loop(clip_norm=1.0)))
     plans = [chosen.plan(random_point(chosen, generator)) for _ in range(500)]
     assert {plan.comm.reducer for plan in plans} == {"bucketed", "scheduled"}
     assert not any(plan.comm.crosses_steps for plan in (*plans, *knob_plans(chosen, (30, 20, 10, 4))))
-    by_hand = Plan(batch=BatchPlan(samples=(16,) * 4), comm=CommPlan(reducer="scheduled", crosses_steps=True))
-    assert chosen.point(by_hand)["reducer"] == "scheduled"
+    manually = Plan(batch=BatchPlan(samples=(16,) * 4), comm=CommPlan(reducer="scheduled", crosses_steps=True))
+    assert chosen.point(manually)["reducer"] == "scheduled"
 
 
 def test_no_log_share_is_the_proportional_split() -> None:
-    level = {f"tilt.{rank}": 0.0 for rank in range(4)} | {"bucket_log2": 20, "codec": "none", "transport": "gloo"}
+    level = {f"log_share.{rank}": 0.0 for rank in range(4)} | {"bucket_log2": 20, "codec": "none", "transport": "gloo"}
     assert space().plan(level).batch.samples == proportional(MIXED4, 64, bounds(4, 64))
 
 
 def test_a_log_share_of_one_half_is_worth_the_square_root_of_two() -> None:
-    point = {"tilt.0": 0.5, "tilt.1": -0.5, "bucket_log2": 20, "codec": "none", "transport": "gloo"}
+    point = {"log_share.0": 0.5, "log_share.1": -0.5, "bucket_log2": 20, "codec": "none", "transport": "gloo"}
     assert space((1.0, 1.0), global_batch=30).plan(point).batch.samples == (20, 10)
 
 
@@ -161,12 +163,12 @@ def test_a_point_becomes_the_knobs_it_names() -> None:
 
 
 def test_a_job_of_one_rank_has_no_log_share_to_search() -> None:
-    assert [knob.name for knob in space((1.0,)).knobs()] == ["bucket_log2", "codec", "transport"]
+    assert list(space((1.0,)).coordinates()) == ["bucket_log2", "codec", "transport"]
 
 
 def test_every_rank_of_several_has_its_log_share() -> None:
-    names = [knob.name for knob in space().knobs()]
-    assert names == ["tilt.0", "tilt.1", "tilt.2", "tilt.3", "bucket_log2", "codec", "transport"]
+    names = list(space().coordinates())
+    assert names == ["log_share.0", "log_share.1", "log_share.2", "log_share.3", "bucket_log2", "codec", "transport"]
 
 
 # --- and back ----------------------------------------------------------------------------------------------------------
@@ -176,7 +178,7 @@ REST = {"bucket_log2": 20, "codec": "none", "transport": "gloo"}
 
 def again(chosen: Space, samples: tuple[int, ...]) -> tuple[int, ...]:
     """The split at the coordinates of a split."""
-    return chosen.plan(chosen.log_shares(samples) | REST).batch.samples
+    return chosen.plan(chosen.split_point(samples) | REST).batch.samples
 
 
 @STEADY
@@ -191,7 +193,9 @@ def test_a_split_within_reach_comes_back_from_its_coordinates(
     """The split of any point has coordinates of its own that lead to it (unless rounding has moved it out of reach)."""
     reference = tuple(speeds[: len(log_shares)])
     chosen = space(reference, global_batch=total)
-    samples = chosen.plan({f"tilt.{rank}": log_share for rank, log_share in enumerate(log_shares)} | REST).batch.samples
+    samples = chosen.plan(
+        {f"log_share.{rank}": log_share for rank, log_share in enumerate(log_shares)} | REST
+    ).batch.samples
     spread = [count / speed for count, speed in zip(samples, reference, strict=True)]
     if max(spread) <= 2 ** (2 * MAX_LOG_SHARE) * min(spread):
         assert again(chosen, samples) == samples
@@ -207,13 +211,13 @@ def test_coordinates_stay_inside_their_knobs_also_for_a_split_out_of_reach() -> 
     for _ in range(300):
         cut = sorted(generator.sample(range(1, 64), 3))
         samples = (cut[0], cut[1] - cut[0], cut[2] - cut[1], 64 - cut[2])
-        log_shares = space().log_shares(samples)
-        assert list(log_shares) == [knob.name for knob in space().knobs() if knob.name.startswith("tilt.")]
+        log_shares = space().split_point(samples)
+        assert list(log_shares) == [name for name in space().coordinates() if name.startswith("log_share.")]
         assert all(-MAX_LOG_SHARE <= log_share <= MAX_LOG_SHARE for log_share in log_shares.values())
 
 
 def test_a_split_out_of_reach_leads_to_one_that_leans_the_same_way() -> None:
-    assert again(space((1.0, 1.0)), (60, 4)) == (43, 21)  # 64 · 2/3: the tilts reach a ratio of two
+    assert again(space((1.0, 1.0)), (60, 4)) == (43, 21)  # 64 · 2/3: the log share ratios reach a ratio of two
 
 
 def test_a_rank_without_samples_has_coordinates_too() -> None:
@@ -221,7 +225,7 @@ def test_a_rank_without_samples_has_coordinates_too() -> None:
 
 
 def test_a_job_of_one_rank_has_no_coordinates() -> None:
-    assert space((1.0,)).log_shares((64,)) == {}
+    assert space((1.0,)).split_point((64,)) == {}
 
 
 # --- identity ----------------------------------------------------------------------------------------------------------

@@ -1,13 +1,13 @@
-"""Run by mpirun, paced or in a lab: training through traces by the best static plan, by one who knows the trace, and retuned.
+"""Run by mpirun, paced or in a lab: training through a scenario by the best static plan, by an oracle, and retuned.
 
-drift.py WORKLOAD CLUSTER OUT.json TRACE STEPS [--repeats N] [--parts]
+drift.py WORKLOAD CLUSTER OUT.json SCENARIO STEPS [--repeats N] [--parts]
 
-The best static plan is searched on the simulator over the whole trace: every knob, and splits by descent from the best of the longest
-stretches. The clairvoyant goes, from the very step at which the mix changes, by the plan that a search on the simulator finds for
-that stretch, if it promises a percent; it knows the trace, and nobody else does. Retuned training starts from the plan for
-the mix as the cluster file states it. All take turns in one job and go through the same changes. With `--parts`: the plan for the
-mix as stated, never changed, and retuned in one part only (samples, partition, codec, collective) or in all; codecs may lose precision.
-What was measured is written after each run.
+The best static plan is found on the simulator over the whole scenario: all knobs, and splits by descent from the best ones
+of the longest stretches. The oracle has the scenario as input. From the step at which the cluster changes, it uses the plan
+that a search on the simulator finds for that stretch, if the predicted gain is at least one percent. Retuned training
+starts from the plan for the stated cluster. All runs are interleaved in one job and go through the same changes.
+With `--parts`: the plan for the stated cluster without retuning, and retuned in one part only (samples, partition, codec,
+collective) or in all; lossy codecs are allowed. The results are written after each run.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from autotune.runtime.trial.runner import Budget
 from autotune.runtime.trial.workers import follow
 from autotune.workloads.plan import Plan
 from tests.benchmarks.drift import (
-    CLAIRVOYANT,
+    ORACLE,
     PARTS,
     RETUNED,
     STATIC,
     UNCHANGED,
+    Compared,
     Drift,
     DriftRun,
-    Traced,
     best_first,
     other_name,
 )
@@ -46,7 +46,7 @@ from tests.benchmarks.stretches import Stretches
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contender:
-    """Who trains by what."""
+    """A plan, and perhaps a decision function."""
 
     plan: Plan
     decide: Decide | None = None
@@ -54,19 +54,19 @@ class Contender:
 
 
 def by_script(plans: list[Plan]) -> Decide:
-    """Somebody who knows the plan of every step."""
+    """Decisions that follow a list with the plan of every step."""
 
     def decide(row: StepRow) -> Decision | None:
         after = row.step + 1
         if after >= len(plans) or plans[after] == plans[row.step]:
             return None
-        return Decision(step=after, plan=plans[after], kind=COMPUTE, reason="the trace says so")
+        return Decision(step=after, plan=plans[after], kind=COMPUTE, reason="the scenario says so")
 
     return decide
 
 
 def contenders(job: Job, context: JobContext, stretches: Stretches) -> dict[str, Contender]:
-    """The best static plan, one who knows, and retuned training; of the first two, all that may be the best."""
+    """Best static plans, oracles, and retuned training; of the first two, all that may be the best."""
     assert context.changing is not None
     start = stretches.plans[context.changing.cluster]
     controller = make_controller(job, context, start, lambda _: None)
@@ -74,12 +74,12 @@ def contenders(job: Job, context: JobContext, stretches: Stretches) -> dict[str,
     for number, plan in enumerate(stretches.static_plans()):
         found[other_name(STATIC, number)] = Contender(plan=plan)
     for number, script in enumerate(stretches.oracles()):
-        found[other_name(CLAIRVOYANT, number)] = Contender(plan=script[0], decide=by_script(script))
+        found[other_name(ORACLE, number)] = Contender(plan=script[0], decide=by_script(script))
     return found
 
 
 def parts(job: Job, context: JobContext, stretches: Stretches) -> dict[str, Contender]:
-    """The same plan, with one thing that may change."""
+    """The same plan, with one part that may change."""
     assert context.changing is not None
     start = stretches.plans[context.changing.cluster]
     found = {UNCHANGED: Contender(plan=start)}
@@ -100,23 +100,23 @@ def run(context: JobContext, contender: Contender, num_steps: int) -> DriftRun:
     )
 
 
-def lead(job: Job, context: JobContext, options: argparse.Namespace) -> Traced:
+def lead(job: Job, context: JobContext, options: argparse.Namespace) -> Compared:
     assert context.changing is not None
-    mixes = context.changing.course([1.0] * options.steps)
-    stretches = Stretches(context.info, context.graph, context.limits, mixes)
-    changes = tuple(step for step in range(1, len(mixes)) if mixes[step] != mixes[step - 1])
+    clusters = context.changing.course([1.0] * options.steps)
+    stretches = Stretches(context.info, context.graph, context.limits, clusters)
+    changes = tuple(step for step in range(1, len(clusters)) if clusters[step] != clusters[step - 1])
     runs: dict[str, list[DriftRun]] = {}
-    for turn in range(options.repeats):
+    for repeat in range(options.repeats):
         chosen = (parts if options.parts else contenders)(job, context, stretches)
-        for name in list(chosen)[:: -1 if turn % 2 else 1]:
+        for name in list(chosen)[:: -1 if repeat % 2 else 1]:
             runs.setdefault(name, []).append(run(context, chosen[name], options.steps))
             kept = {key: tuple(made) for key, made in runs.items()}
-            traced = Traced(trace=options.trace, changes=changes, runs=best_first(kept))
-            keep(options, context, traced)
-    return traced
+            compared = Compared(scenario=options.scenario, changes=changes, runs=best_first(kept))
+            keep(options, context, compared)
+    return compared
 
 
-def keep(options: argparse.Namespace, context: JobContext, traced: Traced) -> None:
+def keep(options: argparse.Namespace, context: JobContext, compared: Compared) -> None:
     write_json(
         options.out,
         Drift(
@@ -124,7 +124,7 @@ def keep(options: argparse.Namespace, context: JobContext, traced: Traced) -> No
             workload=options.workload,
             cluster=options.cluster,
             label=context.cluster.label,
-            traced=traced,
+            compared=compared,
             environment=describe_environment(),
         ),
     )
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("workload")
     parser.add_argument("cluster")
     parser.add_argument("out", type=Path)
-    parser.add_argument("trace")
+    parser.add_argument("scenario")
     parser.add_argument("steps", type=int)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--parts", action="store_true")
@@ -145,7 +145,7 @@ def main() -> None:
         workload=options.workload,
         clusters=(options.cluster,),
         results=options.out.parent,
-        replay=options.trace,
+        replay=options.scenario,
         allow_lossy=options.parts,
     )
     (cluster,) = check_job(job, control.size)
@@ -153,9 +153,9 @@ def main() -> None:
     if not control.is_leader:
         follow(control, context.runner)
         return
-    traced = lead(job, context, options)
+    compared = lead(job, context, options)
     context.workers.dismiss()
-    print(traced.parts_summary() if options.parts else traced.summary(), flush=True)
+    print(compared.parts_summary() if options.parts else compared.summary(), flush=True)
 
 
 main()

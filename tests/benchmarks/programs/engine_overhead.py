@@ -1,9 +1,9 @@
-"""Run by mpirun on a machine with nothing paced: what the schedule costs where it cannot help; --json FILE.
+"""Run by mpirun on a machine with nothing paced: the overhead of the schedule if it cannot help; --json FILE.
 
-Neutralised (one unit, no limit, first come first served, a barrier) against the plain path with one bucket: nothing is to be
-decided, so nobody is asked. The same by priority, for which every unit needs a grant, shows what asking costs. Cut like DDP's
-buckets, first come first served, against torch DDP. In turn, in one job; the plain path runs twice, to show the noise. Within
-one job two equal plans differ by up to 4 %, because of where their memory lies: a figure takes several launches.
+Neutralised (one fusion buffer, no limit, fifo, a barrier) against the plain path with one bucket: nothing is scheduled, and
+no control message is sent. The same by priority shows the cost of control messages. Cut like DDP's buckets, fifo, against
+torch DDP. All plans are interleaved in one job; the plain path runs twice, to show the noise. Within one job two equal
+plans differ by up to 4 %, depending on the addresses of their memory: a figure takes several launches.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ BUCKET_BYTES = 2 * MIB
 PLANS = {
     "plain, one bucket": CommPlan(bucket_bytes=ALL),
     "neutralised": CommPlan(reducer="scheduled", partition_bytes=ALL, credit_bytes=ALL, priority="fifo"),
-    "neutralised, asking for grants": CommPlan(reducer="scheduled", partition_bytes=ALL, credit_bytes=ALL),
+    "neutralised, with control messages": CommPlan(reducer="scheduled", partition_bytes=ALL, credit_bytes=ALL),
     "plain, one bucket, again": CommPlan(bucket_bytes=ALL),
     "DDP": CommPlan(reducer="ddp", bucket_bytes=BUCKET_BYTES),
     "scheduled, cut like DDP": CommPlan(
         reducer="scheduled", partition_bytes=BUCKET_BYTES, credit_bytes=ALL, priority="fifo"
     ),
-    "scheduled, crossing": CommPlan(
+    "scheduled, cross-step overlap": CommPlan(
         reducer="scheduled", partition_bytes=BUCKET_BYTES, credit_bytes=ALL, crosses_steps=True
     ),
 }
 PAIRS = (
     ("neutralised", "plain, one bucket"),
-    ("neutralised, asking for grants", "plain, one bucket"),
+    ("neutralised, with control messages", "plain, one bucket"),
     ("plain, one bucket, again", "plain, one bucket"),
     ("scheduled, cut like DDP", "DDP"),
-    ("scheduled, crossing", "DDP"),
+    ("scheduled, cross-step overlap", "DDP"),
 )
 
 
 def check_buckets(graph: OpGraph) -> None:
-    """The same messages on both sides, or the comparison says nothing."""
+    """Require the same messages on both sides of the comparison."""
     sizes = [parameter.num_bytes for parameter in reversed(graph.parameters)]
     units = unit_indices(BUCKET_BYTES, sizes)
     totals = [sum(sizes[index] for index in unit) for unit in units]

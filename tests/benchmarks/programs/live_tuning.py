@@ -1,7 +1,7 @@
 """Run by mpirun in a lab: our search with at most 200 training steps, then its plan beside the best of a recorded grid.
 
-live_tuning.py GRID.json OUT.json: workload and mix are the grid's. The plan that the search stands for, the grid's best and
-torch DDP's default run in turn, so the grid's best is measured anew and its luck is not counted.
+live_tuning.py GRID.json OUT.json: workload and cluster are the grid's. The plan that the search found, the grid's best and
+torch DDP's default are interleaved, so the grid's best is measured again without its selection bias.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from autotune.jobs.context import JobContext, set_up
+from autotune.jobs.evaluate import MeasuredEvaluator
 from autotune.jobs.job import Job, check_job
 from autotune.jobs.network_profile import measure_all_reduces
 from autotune.jobs.predict import job_simulator
@@ -23,12 +24,13 @@ from autotune.results.store.store import read_json, write_json
 from autotune.runtime.control.mpi import start_control
 from autotune.runtime.trial.runner import Budget
 from autotune.runtime.trial.workers import follow
-from autotune.search.tuner import GuidedSearch, SearchOptions
+from autotune.search.guided import GuidedSearch
+from autotune.search.tuner import SearchOptions
 from tests.benchmarks.measured import MeasuredPlans
-from tests.benchmarks.tuning_cost import EFFORT, NEAR, STEPS, LiveRun, best_of, default_of
+from tests.benchmarks.tuning_cost import BUDGET, NEAR, STEPS, LiveRun, best_of, default_of
 
 ROUNDS, STEPS_PER_ROUND = 10, 2
-STEPS_PER_TRIAL = EFFORT.warmup + EFFORT.steps
+STEPS_PER_TRIAL = BUDGET.warmup + BUDGET.steps
 
 
 def search(job: Job, context: JobContext, all_reduces: tuple[CollectiveProfile, ...]) -> Lane:
@@ -37,7 +39,7 @@ def search(job: Job, context: JobContext, all_reduces: tuple[CollectiveProfile, 
     lane = Lane(tuner=GuidedSearch(context.problem, options, simulator=job_simulator(job, context, all_reduces)))
     progress = SweepProgress(Console(stderr=True, force_terminal=False))
     progress.start(trials, f"live: {context.info.name} on {context.cluster.name}")
-    tune([lane], context, EFFORT, trials, progress)
+    tune([lane], MeasuredEvaluator(context.workers), BUDGET, trials, progress)
     return lane
 
 

@@ -13,8 +13,8 @@ from itertools import product
 from pathlib import Path
 
 from autotune.jobs.context import JobContext, set_up
+from autotune.jobs.evaluate import as_record, now
 from autotune.jobs.job import Job, check_job
-from autotune.jobs.study import as_record, now
 from autotune.results.store.environment import describe_environment
 from autotune.results.store.store import write_json
 from autotune.runtime.control.mpi import start_control
@@ -22,7 +22,8 @@ from autotune.runtime.trial.runner import Budget
 from autotune.runtime.trial.workers import follow
 from autotune.simulate.factors import linear_ops
 from autotune.simulate.limit import stated_sample_s
-from autotune.space.space import MIN_BUCKET_LOG2, Proposal, Space
+from autotune.space.comm_knobs import MIN_BUCKET_LOG2
+from autotune.space.space import Proposal, Space
 from autotune.workloads.plan import BatchPlan, CommPlan, Plan, default_plan
 from autotune.workloads.split import even, proportional
 from tests.benchmarks.drawn_plans import drawn_plans
@@ -30,7 +31,7 @@ from tests.benchmarks.measured import MeasuredPlans
 
 WARMUP, STEPS = 2, 5
 GRID_STEPS = 3
-GRID_TILTS = (-0.5, 0.0, 0.5)
+GRID_LOG_SHARES = (-0.5, 0.0, 0.5)
 GRID_BUCKET_STEP = 2
 
 
@@ -41,7 +42,7 @@ def grid_plans(context: JobContext) -> list[Plan]:
     space = around_speeds(context)
     total, limits = space.global_batch, space.limits
     splits = {even(total, limits)}
-    for log_shares in product(GRID_TILTS, repeat=len(space.reference) - 1):
+    for log_shares in product(GRID_LOG_SHARES, repeat=len(space.reference) - 1):
         weights = [speed * 2**log_share for speed, log_share in zip(space.reference, (*log_shares, 0.0), strict=True)]
         splits.add(proportional(weights, total, limits))
     buckets = range(MIN_BUCKET_LOG2, space.max_bucket_log2 + 1, GRID_BUCKET_STEP)
@@ -75,7 +76,7 @@ def main() -> None:
         follow(control, context.runner)
         return
     plans = _drawn(context, *rest) if how == "random" else grid_plans(context)
-    random.Random(7).shuffle(plans)  # what disturbs the machine for a while must not look like a knob
+    random.Random(7).shuffle(plans)  # a disturbance of the machine must not coincide with a knob
     budget = Budget(warmup=WARMUP, steps=STEPS if how == "random" else GRID_STEPS, timeout_s=120, traced=False)
     records = []
     for number, plan in enumerate(plans):

@@ -1,6 +1,6 @@
 """Run by mpirun: one retuned run, with an account of what retuning costs on every rank.
 
-online_cost.py WORKLOAD CLUSTER OUT.json TRACE STEPS
+online_cost.py WORKLOAD CLUSTER OUT.json SCENARIO STEPS
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from autotune.profilers.step_stats import StepRow
 from autotune.results.store.decision import Decision
 from autotune.results.store.environment import describe_environment
 from autotune.results.store.store import write_json
-from autotune.runtime.control.step_directives import Report, StepCoordinator
-from autotune.runtime.trial.runner import runner as trial
+from autotune.runtime.control.step_directives import StepCoordinator, StepReport
+from autotune.runtime.trial import runner
 from autotune.workloads.plan import BatchPlan, CommPlan, Plan
 from autotune.workloads.split import proportional
 from tests.benchmarks.online_cost import Account, OnlineCost, Taken
-from tests.benchmarks.steered import on_context, trained
+from tests.benchmarks.retuned_runs import on_context, trained
 
 FRAME_BYTES = 4
 BUCKET_BYTES = 1 << 18
 
 
 def num_interruptions() -> int:
-    """How often somebody else has been given this thread's core."""
+    """Involuntary context switches of this thread."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
 class CountingCoordinator(StepCoordinator):
-    """A pilot that keeps account of itself."""
+    """A step coordinator that counts its bytes and its CPU time."""
 
     accounts: ClassVar[list[Account]] = []
 
@@ -44,7 +44,7 @@ class CountingCoordinator(StepCoordinator):
         self._num_bytes, self._cpu_s, self._begun_cpu_s = 0, 0.0, time.process_time()
         super().__init__(*args, **kwargs)
 
-    def report(self, report: Report) -> None:
+    def report(self, report: StepReport) -> None:
         begun_s = time.thread_time()
         super().report(report)
         self._cpu_s += time.thread_time() - begun_s
@@ -57,9 +57,9 @@ class CountingCoordinator(StepCoordinator):
         account = Account(num_bytes=self._num_bytes, cpu_s=self._cpu_s, total_cpu_s=total_cpu_s)
         self.accounts.append(account)
 
-    def _tell(self, message: list[Any]) -> None:
-        self._num_bytes += len(self._lines) * (len(json.dumps(message)) + FRAME_BYTES)
-        super()._tell(message)
+    def _send_to_all(self, message: list[Any]) -> None:
+        self._num_bytes += len(self._channels) * (len(json.dumps(message)) + FRAME_BYTES)
+        super()._send_to_all(message)
 
     def _listen(self) -> None:
         super()._listen()
@@ -71,11 +71,13 @@ def main() -> None:
     parser.add_argument("workload")
     parser.add_argument("cluster")
     parser.add_argument("out", type=Path)
-    parser.add_argument("trace")
+    parser.add_argument("scenario")
     parser.add_argument("steps", type=int)
     options = parser.parse_args()
-    job = Job(workload=options.workload, clusters=(options.cluster,), results=options.out.parent, replay=options.trace)
-    trial.StepCoordinator = CountingCoordinator  # type: ignore[misc] # on every rank
+    job = Job(
+        workload=options.workload, clusters=(options.cluster,), results=options.out.parent, replay=options.scenario
+    )
+    runner.StepCoordinator = CountingCoordinator  # type: ignore[misc] # on every rank
     made: list[tuple[str, tuple[float, ...], list[Taken]]] = []
 
     def lead(context: JobContext) -> None:

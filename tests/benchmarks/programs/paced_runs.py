@@ -1,9 +1,9 @@
-"""Run by mpirun on 2 ranks: rounds of three runs in random order, two on the mix and one on the mix 5 % slower.
+"""Run by mpirun on 2 ranks: rounds of three runs in random order, two on one cluster and one on the same cluster 5 % slower.
 
     paced_runs.py OUT.json JOB ROUNDS
 
-Each run is a trial of its own: trainer, process group, warm-up. Everything the mix states (devices and links) is 5 %
-slower in the slower one. Rank 0 writes the runs of this job.
+Each run is a trial of its own: trainer, process group, warm-up. Everything that the cluster states (devices and links) is
+5 % slower in the slower one. Rank 0 writes the runs of this job.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from autotune.runtime.trial.workers import carry_out
 from autotune.workloads.cluster import Cluster, Device, Host
 from autotune.workloads.plan import MIB, BatchPlan, CommPlan, Plan
 
-MIX = Path(__file__).parents[1] / "clusters" / "pair.toml"
+CLUSTER_FILE = Path(__file__).parents[1] / "clusters" / "pair.toml"
 SLOWER = 1.05
 SERIES = ("a", "b", "slower")
 """The first two are the same; which of them runs when is drawn anew in every round."""
-EFFORT = Budget(warmup=1, steps=20, timeout_s=60)
+BUDGET = Budget(warmup=1, steps=20, timeout_s=60)
 
 
 def slower(cluster: Cluster) -> Cluster:
-    """The mix with every stated speed divided by 1.05."""
+    """The cluster with every stated speed divided by 1.05."""
     hosts = tuple(_slower_host(host) for host in cluster.hosts)
     return dataclasses.replace(cluster, name=f"{cluster.name}-slower", hosts=hosts)
 
@@ -52,9 +52,9 @@ def _slower_device(device: Device) -> Device:
     return dataclasses.replace(device, flops_per_s=flops, memory_bytes_per_s=memory)
 
 
-def lead(control: Control, benches: tuple[JobContext, JobContext], job_number: int, num_rounds: int) -> list[Run]:
-    """Rank 0: tell which mix comes next, measure, note."""
-    context = benches[0]
+def lead(control: Control, contexts: tuple[JobContext, JobContext], job_number: int, num_rounds: int) -> list[Run]:
+    """Rank 0: broadcast which cluster is next, measure, record."""
+    context = contexts[0]
     samples = context.info.global_batch // 2
     plan = Plan(batch=BatchPlan(samples=(samples, samples)), comm=CommPlan(bucket_bytes=MIB // 4))
     generator = random.Random(job_number)
@@ -64,7 +64,7 @@ def lead(control: Control, benches: tuple[JobContext, JobContext], job_number: i
             which = int(name == "slower")
             control.broadcast(which)
             load = os.getloadavg()[0]
-            measured = benches[which].workers.measure(plan, EFFORT)
+            measured = contexts[which].workers.measure(plan, BUDGET)
             if measured.state is not TrialState.COMPLETE:
                 raise RuntimeError(measured.reason)
             run = Run(
@@ -80,23 +80,23 @@ def lead(control: Control, benches: tuple[JobContext, JobContext], job_number: i
     return runs
 
 
-def follow(control: Control, benches: tuple[JobContext, JobContext]) -> None:
-    """Every other rank: the mix, then the order."""
+def follow(control: Control, contexts: tuple[JobContext, JobContext]) -> None:
+    """Every other rank: receive the cluster, then the order."""
     while (which := control.broadcast()) is not None:
         order = control.broadcast()
-        control.gather(carry_out(order, benches[which].runner))
+        control.gather(carry_out(order, contexts[which].runner))
 
 
 def main(out: Path, job_number: int, num_rounds: int) -> None:
     control = start_control()
-    job = Job(workload="vgg-tiny", clusters=(str(MIX),), results=out.parent, transports=("gloo",))
+    job = Job(workload="vgg-tiny", clusters=(str(CLUSTER_FILE),), results=out.parent, transports=("gloo",))
     (cluster,) = check_job(job, control.size)
-    benches = set_up(job, cluster, control), set_up(job, slower(cluster), control)
+    contexts = set_up(job, cluster, control), set_up(job, slower(cluster), control)
     if control.is_leader:
-        write_json(out, lead(control, benches, job_number, num_rounds))
+        write_json(out, lead(control, contexts, job_number, num_rounds))
     else:
-        follow(control, benches)
-    for context in benches:
+        follow(control, contexts)
+    for context in contexts:
         context.runner.close()
     control.share(None)
 

@@ -12,7 +12,6 @@ from functools import partial
 import torch
 from torch import nn
 
-from autotune.runtime.placed.block_costs import priced
 from autotune.runtime.placed.parts import Source
 from autotune.runtime.placed.stages import (
     Assembly,
@@ -25,7 +24,6 @@ from autotune.runtime.placed.stages import (
 from autotune.runtime.placed.vocabulary import Vocabulary
 from autotune.schedule.classic import classic_orders, find_chain
 from autotune.schedule.search import search
-from autotune.schedule.shapes import m_shape, v_shape
 from autotune.schedule.timing import Order, order_by, timetable
 from autotune.simulate.collectives import hop_latency_s
 from autotune.workloads.blocks import Block, BlockGraph, Timetable
@@ -34,6 +32,8 @@ from autotune.workloads.cluster import Cluster
 from autotune.workloads.graph import Op, OpGraph
 from autotune.workloads.models.base import SupervisedWorkload
 from autotune.workloads.models.gpt import GptSize, Positions, adamw, gpt, synthetic_text
+from tests.autotune.runtime.placed.block_costs import priced
+from tests.autotune.schedule.shapes import m_shape, v_shape
 
 SIZE = GptSize(vocabulary=2048, num_tokens=16, width=64, num_heads=4, num_blocks=8)
 TABLE = "0.token.weight"

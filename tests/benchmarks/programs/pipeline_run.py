@@ -1,7 +1,7 @@
 """Run by mpirun on paced ranks: schedules of a GPT whose vocabulary is on all devices, searched, 1F1B and GPipe; --json FILE.
 
-All are run in turn within one job, in an order that is drawn anew for each round. Each measured step is laid beside the makespan, and
-each rank's metered memory beside the bytes, that the same costs predict. What comes of it is written after every round.
+All are interleaved in one job, in a random order per round. Each measured step is compared with the makespan, and each
+rank's measured memory with the bytes, that the same costs predict. The results are written after every round.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Run:
 
 
 def slowed(cluster: Cluster, factor: float) -> Cluster:
-    """The mix with devices that are slower: four ranks on two cores need more than a quarter of what the fast ones state."""
+    """The cluster with slower devices: four ranks on two cores need more than a quarter of the time that the fast ones state."""
 
     def slow(device: Device) -> Device:
         assert device.flops_per_s is not None
@@ -120,7 +120,7 @@ def start(
 
 
 def measure(control: Control, runs: list[Run], number: int, steps: int) -> None:
-    """One round: every schedule in turn, a step that is not scored, then those that are."""
+    """One round: every schedule once, with one step that is not counted, then the counted ones."""
     for run in random.Random(number).sample(runs, len(runs)):
         taken = []
         for step in range(steps + 1):

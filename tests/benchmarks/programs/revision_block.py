@@ -1,10 +1,10 @@
-"""Run by mpirun with one revision's packages on PYTHONPATH: wait for a turn, measure a block of steps, write them down.
+"""Run by mpirun with one revision's packages on PYTHONPATH: wait for a request, measure a block of steps, write the result.
 
     revision_block.py FOLDER PACKAGES WORKLOAD CLUSTER [PLAN]
 
 Both revisions run this very file, so it uses little of the packages and nothing that often changes. FOLDER is how the
-driver talks to rank 0: `N.turn` asks for block N with so many steps, `N.json` answers, `end` ends the job. Whoever waits
-sleeps, so that the other revision's turn is not disturbed.
+driver talks to rank 0: `N.turn` asks for block N with so many steps, `N.json` answers, `end` ends the job. A job that
+waits sleeps, so that it does not disturb the other revision.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def chosen_plan(context: JobContext, file: str | None) -> Plan:
 
 
 def lead(context: JobContext, plan: Plan, folder: Path) -> None:
-    """Answer turn after turn until told to end."""
+    """Answer requests until the end."""
     write(folder / "ready", {})
     number = 0
     while (steps := next_turn(folder, number)) is not None:
@@ -61,7 +61,7 @@ def next_turn(folder: Path, number: int) -> int | None:
 
 
 def write(path: Path, value: Any) -> None:
-    """In one step: whoever waits for the file sees all of it."""
+    """Write a file atomically."""
     temporary = path.with_name(f".{path.name}")
     temporary.write_text(json.dumps(value))
     temporary.replace(path)

@@ -1,6 +1,6 @@
 """What sampling costs the processor: `python sampling_cost.py SECONDS UUID...`, each GPU in a thread of its own at 10 Hz.
 
-Prints {"seconds", "threads_s", "process_s", "num_samples"} as JSON: processor time of each sampling thread and of the
+Prints {"seconds", "threads_s", "process_s", "num_samples"} as JSON: CPU time of each sampling thread and of the
 whole process, whose main thread only sleeps. The kernel's share of a call is in both.
 """
 

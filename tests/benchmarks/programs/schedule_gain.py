@@ -1,9 +1,9 @@
-"""Run by mpirun in a lab: what scheduling is worth, DDP's best beside ours, in turn; WORKLOAD CLUSTER OUT.json.
+"""Run by mpirun in a lab: the gain of scheduling over DDP's best bucket, interleaved; WORKLOAD CLUSTER OUT.json.
 
-DDP's bucket is the best of those that people try; of our partitions the three that the simulator ranks first are measured, with each
-credit: what it costs to wait for a grant when only one part may be under way, the simulator does not know. "Everything" is the best of
-what each way has come to, measured in turn.
-Every plan has its ideal beside it: the same plan simulated with links and devices as stated, and nothing else costing time.
+DDP's bucket is the best of the usual sizes. Of our partitions, the three that the simulator ranks first are measured with
+each credit: the simulator does not model the wait for the scheduler if only one partition may be in flight. "Everything"
+is the best plan of all kinds, measured interleaved.
+Every plan has its ideal beside it: the same plan simulated with links and devices as stated and without other costs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from autotune.results.store.store import write_json
 from autotune.runtime.control.mpi import start_control
 from autotune.runtime.trial.runner import Budget
 from autotune.runtime.trial.workers import follow
-from autotune.search.tuner import TUNED_BUCKETS_BYTES
+from autotune.search.baselines import TUNED_BUCKETS_BYTES
 from autotune.simulate.cost_sources import cost_model
 from autotune.simulate.factors import worthwhile_factors
 from autotune.simulate.simulator import Simulator
@@ -30,7 +30,7 @@ from autotune.workloads.split import even
 from tests.benchmarks.schedule_gain import Contender, GainCell
 
 TRIAL = Budget(warmup=1, steps=4, timeout_s=120, traced=False)
-TURN = Budget(warmup=2, steps=3, timeout_s=300, traced=False)
+ROUND = Budget(warmup=2, steps=3, timeout_s=300, traced=False)
 ROUNDS, FINAL_ROUNDS = 8, 4
 PARTITIONS_LOG2 = range(16, 24)
 CREDITS = (1, 2, 4)
@@ -38,14 +38,14 @@ MEASURED = 3
 
 
 def fastest(context: JobContext, plans: Sequence[Plan]) -> Plan:
-    """By a trial each."""
+    """By one trial each."""
     times = [(median(context.workers.measure(plan, TRIAL).steps_s), index) for index, plan in enumerate(plans)]
     return plans[min(times)[1]]
 
 
-def fastest_in_turn(context: JobContext, plans: Sequence[Plan]) -> Plan:
-    """Of plans that are few and close to each other."""
-    measured = context.workers.compare(list(plans), FINAL_ROUNDS, TURN)
+def fastest_interleaved(context: JobContext, plans: Sequence[Plan]) -> Plan:
+    """Of a few plans that are close to each other."""
+    measured = context.workers.compare(list(plans), FINAL_ROUNDS, ROUND)
     return plans[min(range(len(plans)), key=lambda index: median(measured[index].steps_s))]
 
 
@@ -81,16 +81,20 @@ def contenders(context: JobContext, predicted: Simulator) -> dict[str, Plan]:
         ranked = sorted(of_size.values(), key=lambda same: min(map(predicted.step_s, same)))
         return fastest(context, [plan for same in ranked[:MEASURED] for plan in same])
 
-    plans = {"plain overlap": default, "DDP, best bucket": fastest(context, ddp), "priority and crossing": ours(())}
+    plans = {
+        "plain overlap": default,
+        "DDP, best bucket": fastest(context, ddp),
+        "priority and cross-step overlap": ours(()),
+    }
     if factors:
         plans["with factors"] = ours(factors)
     everything = [
         ours(factors, "shards"),
-        *(plans[name] for name in ("priority and crossing", "with factors") if name in plans),
+        *(plans[name] for name in ("priority and cross-step overlap", "with factors") if name in plans),
     ]
     best_ddp = plans["DDP, best bucket"]
     bucketed = replace(best_ddp, comm=replace(best_ddp.comm, reducer="bucketed"))
-    return plans | {"everything": fastest_in_turn(context, [*everything, bucketed])}
+    return plans | {"everything": fastest_interleaved(context, [*everything, bucketed])}
 
 
 def main() -> None:
@@ -106,7 +110,7 @@ def main() -> None:
     predicted = Simulator(context.info, context.graph, costs)
     ideal = Simulator(context.info, context.graph, replace(costs, transports={}))
     plans = contenders(context, predicted)
-    measured = context.workers.compare(list(plans.values()), ROUNDS, TURN)
+    measured = context.workers.compare(list(plans.values()), ROUNDS, ROUND)
     cell = GainCell(
         workload=context.info.name,
         cluster=context.cluster,

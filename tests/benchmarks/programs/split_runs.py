@@ -12,13 +12,14 @@ from pathlib import Path
 from autotune.jobs.context import JobContext
 from autotune.jobs.job import Job
 from autotune.jobs.online_job import make_controller
-from autotune.online.candidates import Parts
+from autotune.online.candidates import Retunable
 from autotune.results.store.environment import describe_environment
 from autotune.results.store.store import write_json
 from autotune.simulate.limit import stated_sample_s
 from autotune.simulate.roofline import compute_s
 from autotune.workloads.plan import MIB, BatchPlan, CommPlan, Plan
 from autotune.workloads.split import RankCost, balanced, even
+from tests.benchmarks.retuned_runs import Recorder, on_context, trained
 from tests.benchmarks.split_runs import (
     BALANCE_STEPS,
     CLUSTER,
@@ -33,9 +34,8 @@ from tests.benchmarks.split_runs import (
     balance_file,
     disturbances,
 )
-from tests.benchmarks.steered import Noted, on_context, trained
 
-ONLY_SAMPLES = Parts(partition=False, codec=False, collective=False)
+ONLY_SAMPLES = Retunable(partition=False, codec=False, collective=False)
 COMM = CommPlan(bucket_bytes=MIB // 2)
 """Half a MiB: of a whole one gpt fills but one bucket, which can only be sent when all is computed."""
 
@@ -57,8 +57,8 @@ def best_split(context: JobContext) -> tuple[int, ...]:
 def measure_balance(job: Job, context: JobContext, folder: Path, num_steps: int) -> None:
     total = context.info.global_batch
     start = plan_of(even(total, context.limits))
-    noted = Noted(make_controller(job, context, start, lambda _: None, ONLY_SAMPLES).decide, [])
-    done = trained(context, start, num_steps, noted)
+    recorder = Recorder(make_controller(job, context, start, lambda _: None, ONLY_SAMPLES).decide, [])
+    done = trained(context, start, num_steps, recorder)
     best = best_split(context)
     times = [compute_s(context.graph, device, n) for device, n in zip(context.cluster.devices, best, strict=True)]
     write_json(
@@ -68,8 +68,8 @@ def measure_balance(job: Job, context: JobContext, folder: Path, num_steps: int)
             label=context.cluster.label,
             workload=job.workload,
             global_batch=total,
-            splits=tuple(row.samples for row in noted.rows),
-            compute_s=tuple(row.compute_s for row in noted.rows),
+            splits=tuple(row.samples for row in recorder.rows),
+            compute_s=tuple(row.compute_s for row in recorder.rows),
             steps_s=done.measured.steps_s,
             ideal_samples_per_s=sum(1 / seconds for seconds in stated_sample_s(context.graph, context.cluster)),
             least_imbalance=max(times) / (sum(times) / len(times)) - 1,

@@ -52,7 +52,7 @@ groups = Groups(control, cluster)
 
 
 def run(trainer: Trainer, kind: str) -> tuple[float, float]:
-    """The median step of a few, with what this kind records, and the processor time of one."""
+    """The median step of a few, with what this kind records, and the CPU time of one."""
     with ExitStack() as stack:
         if kind == "counters at 10 Hz":
             for sampler in samplers_for(rank_context):
@@ -60,7 +60,7 @@ def run(trainer: Trainer, kind: str) -> tuple[float, float]:
         if kind == "torch.profiler":
             stack.enter_context(OpTrace())
             stack.enter_context(trainer.ranges.recorded())
-        trainer.meet()
+        trainer.barrier()
         trainer.record_collectives(on=kind == "traced group, recording")
         cpu_s = time.process_time()
         step_s = median(trainer.step().total_s for _ in range(STEPS))
@@ -79,9 +79,9 @@ with ExitStack() as opened:
     cpu_rounds: list[list[float]] = [[] for _ in KINDS]
     for number in range(ROUNDS):
         for index in random.Random(number).sample(range(len(KINDS)), len(KINDS)):
-            told = control.share(run(trainers[index], KINDS[index]))
-            rounds[index].append(max(step_s for step_s, _ in told))
-            cpu_rounds[index].append(sum(cpu_s for _, cpu_s in told))
+            gathered = control.share(run(trainers[index], KINDS[index]))
+            rounds[index].append(max(step_s for step_s, _ in gathered))
+            cpu_rounds[index].append(sum(cpu_s for _, cpu_s in gathered))
     while trainers:
         trainers.pop().close()
     del plain, traced, trainer

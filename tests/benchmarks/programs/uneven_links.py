@@ -1,4 +1,4 @@
-"""Run by mpirun in a lab of uneven links: an all-reduce by gloo's ring and by shards, in turn, on the same connections.
+"""Run by mpirun in a lab of uneven links: an all-reduce by gloo's ring and by owner shards, interleaved, on the same connections.
 
     autotune lab up --name uneven --cluster slow-link4
     autotune lab run --name uneven -- PYTHON tests/benchmarks/programs/uneven_links.py [--json FILE]
@@ -79,7 +79,7 @@ def bound_s(cluster: Cluster, num_bytes: float) -> float:
 
 
 def compared(name: str, times: dict[str, list[float]], bound: float) -> dict[str, Any]:
-    """A way of adding up against the ring, round by round, and against the bound."""
+    """A collective against the ring, round by round, and against the bound."""
     ratio = speedup(times[RING], times[name])
     return {
         "median_s": median(times[name]),
@@ -91,7 +91,7 @@ def compared(name: str, times: dict[str, list[float]], bound: float) -> dict[str
 
 def report(args: argparse.Namespace, cluster: Cluster, times: dict[str, list[float]], num_bytes: int) -> str:
     bound = bound_s(cluster, num_bytes)
-    told = {
+    found = {
         "command": "nox -s uneven_links",
         "label": cluster.label,
         "environment": describe_environment(),
@@ -105,20 +105,20 @@ def report(args: argparse.Namespace, cluster: Cluster, times: dict[str, list[flo
         **{name: compared(name, times, bound) for name in times if name != RING},
         "times_s": {name: [round(took_s, 4) for took_s in taken] for name, taken in times.items()},
     }
-    return json.dumps(told, indent=1) + "\n"
+    return json.dumps(found, indent=1) + "\n"
 
 
 def take_turns(
-    control: Control, ways: dict[str, dist.ProcessGroup], zeros: torch.Tensor, num_rounds: int
+    control: Control, collectives: dict[str, dist.ProcessGroup], zeros: torch.Tensor, num_rounds: int
 ) -> dict[str, list[float]]:
-    """Each way once a round, in an order drawn anew."""
-    for way in ways.values():  # connections, buffers and token buckets are not new after this
-        check(way)
-        measure(control, way, zeros)
-    times: dict[str, list[float]] = {name: [] for name in ways}
+    """Each collective once a round, in random order."""
+    for group in collectives.values():  # connections, buffers and token buckets are not new after this
+        check(group)
+        measure(control, group, zeros)
+    times: dict[str, list[float]] = {name: [] for name in collectives}
     for number in range(num_rounds):
-        for name in random.Random(number).sample(list(ways), len(ways)):
-            times[name].append(measure(control, ways[name], zeros))
+        for name in random.Random(number).sample(list(collectives), len(collectives)):
+            times[name].append(measure(control, collectives[name], zeros))
     return times
 
 

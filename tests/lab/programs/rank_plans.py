@@ -1,4 +1,4 @@
-"""Run by mpirun, paced or in a lab: measure the same plans in turn. Rank 0 prints {"plans": […], "splits": […]}."""
+"""Run by mpirun, paced or in a lab: measure the same plans in interleaved rounds. Rank 0 prints {"plans": […], "splits": […]}."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
 from autotune.workloads.registry import load_workload
 
 NUM_STEPS = 300
-"""Until accuracy hardly rises any more: halfway there plans are apart by more than they are in the end."""
+"""Until accuracy has converged: before that, plans differ by more than at the end."""
 PLANS = {
     "even, DDP": Plan(batch=BatchPlan(samples=(22, 21, 21)), comm=CommPlan(reducer="ddp")),
     "uneven": Plan(batch=BatchPlan(samples=(50, 13, 1))),

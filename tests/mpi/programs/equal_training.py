@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from autotune.runtime.control.mpi import Control, start_control
-from autotune.runtime.reduce.cross_step import Engine
-from autotune.runtime.reduce.scheduled import Setting
+from autotune.runtime.reduce.cross_step import CrossStepReducer
+from autotune.runtime.reduce.scheduled import ReducerSettings
 from autotune.runtime.transport.groups import Groups
 from autotune.workloads.cluster import load_cluster
 from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
@@ -29,8 +29,8 @@ from autotune.workloads.registry import load_workload
 from autotune.workloads.split import bounds, proportional
 
 NUM_STEPS, DTYPE, MODELS = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
-NUM_PARTS = 10
-"""Into which a model is cut, about."""
+NUM_BUFFERS = 10
+"""Fusion buffers of a model, about."""
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "sgd": lambda p: SGD(p, lr=0.05),
     "momentum": lambda p: SGD(p, lr=0.02, momentum=0.9, weight_decay=1e-3),
@@ -38,10 +38,10 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "adamw": lambda p: AdamW(p, lr=1e-3, weight_decay=0.05),
     "rmsprop": lambda p: RMSprop(p, lr=1e-4),
 }
-WAYS: dict[str, dict[str, Any]] = {
-    "crossing": {},
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "overlap": {},
     "barrier, first come": {"crosses_steps": False, "priority": "fifo"},
-    "in turn": {"crosses_steps": False, "priority": "fifo", "credit_bytes": 2**40},
+    "fixed order": {"crosses_steps": False, "priority": "fifo", "credit_bytes": 2**40},
     "shards": {"collective": "shards"},
     "server": {"collective": "server"},
     "mpi": {"transport": "mpi"},
@@ -95,7 +95,7 @@ def rows(job: Any, dataset: Any, step: int) -> Any:
     return dataset[torch.arange(step * job.global_batch, (step + 1) * job.global_batch) % size]
 
 
-def part(batch: Any, start: int, count: int) -> Any:
+def rows_of(batch: Any, start: int, count: int) -> Any:
     return tuple(tensor[start : start + count] for tensor in batch)
 
 
@@ -140,7 +140,7 @@ ROUNDINGS = (
 
 
 def plain(job: Any, optimizer_name: str, samples: tuple[int, ...], rounding: Rounding) -> nn.Module:
-    """One process; the gradient is the sum of the ranks' parts."""
+    """One process; the gradient is the sum of those of the ranks' samples."""
     dataset = job.dataset()
     sizes = samples[::-1] if rounding.permuted else samples
     generator = torch.Generator().manual_seed(rounding.nudges)
@@ -149,7 +149,7 @@ def plain(job: Any, optimizer_name: str, samples: tuple[int, ...], rounding: Rou
     def gradients(model: nn.Module, step: int) -> None:
         batch = rows(job, dataset, step)
         for rank in reversed(ranks) if rounding.backwards else ranks:
-            loss = job.loss(model, part(batch, sum(sizes[:rank]), sizes[rank]))
+            loss = job.loss(model, rows_of(batch, sum(sizes[:rank]), sizes[rank]))
             weight = sizes[rank] / job.global_batch
             if rounding.weights_gradients:
                 add_weighted(model, loss, weight)
@@ -180,16 +180,16 @@ def scheduled(job: Any, optimizer_name: str, plan: Plan, groups: Groups, rank: i
     with groups.open(comm.transport, collective=comm.collective, servers=comm.servers, timeout_s=60) as group:
         made = fresh(job, optimizer_name)
         weight = samples[rank] / job.global_batch
-        engine = Engine(*made, plan, group, Setting(weight=weight, timeout_s=60))
+        reducer = CrossStepReducer(*made, plan, group, ReducerSettings(weight=weight, timeout_s=60))
 
         def gradients(model: nn.Module, step: int) -> None:
-            batch = part(rows(job, dataset, step), sum(samples[:rank]), samples[rank])
+            batch = rows_of(rows(job, dataset, step), sum(samples[:rank]), samples[rank])
             job.loss(model, batch).backward()
 
         model = train(made, gradients)
-        engine.detach()
-        assert engine.barrier_reason == ("" if comm.crosses_steps else "the plan says so")
-        del engine, group
+        reducer.detach()
+        assert reducer.barrier_reason == ("" if comm.crosses_steps else "the plan says so")
+        del reducer, group
     return model
 
 
@@ -213,7 +213,7 @@ def plain_trainings(
 
 
 def linear_layers(model: nn.Module) -> tuple[str, ...]:
-    """Those that a plan may have send factors: called as layers, with weights of their own."""
+    """Layers that may send sufficient factors: called as layers, with weights of their own."""
     owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     return tuple(
         name
@@ -223,13 +223,13 @@ def linear_layers(model: nn.Module) -> tuple[str, ...]:
 
 
 def cases() -> Iterator[tuple[str, str, list[str]]]:
-    """Every model with every optimizer; every way with one of them, the ways that touch optimizers with all."""
+    """Every model with every optimizer; every configuration with one optimizer, those that affect optimizers with all."""
     if MODELS == ["quick"]:
-        yield from [("mlp", "adamw", list(WAYS)), ("tied", "momentum", list(WAYS))]
+        yield from [("mlp", "adamw", list(CONFIGURATIONS)), ("tied", "momentum", list(CONFIGURATIONS))]
         return
     for job in MODELS:
         for optimizer in OPTIMIZERS:
-            yield job, optimizer, list(WAYS) if optimizer == "adamw" else ["crossing", "factors"]
+            yield job, optimizer, list(CONFIGURATIONS) if optimizer == "adamw" else ["overlap", "factors"]
 
 
 def main() -> None:
@@ -237,16 +237,20 @@ def main() -> None:
     control = start_control()
     size = control.size
     groups = Groups(control, load_cluster("this-machine").for_ranks(size))
-    for job_name, optimizer_name, ways in cases():
+    for job_name, optimizer_name, configurations in cases():
         job = JOBS[job_name]()
         uneven = proportional(
             [1.0 / (1 + rank) for rank in range(size)], job.global_batch, bounds(size, job.global_batch)
         )
         expected, others = plain_trainings(job, optimizer_name, uneven, control)
         apart, model = sorted(distance(other, expected) for other in others), job.model()
-        partition = sum(p.numel() * p.element_size() for p in model.parameters()) // NUM_PARTS
-        for way in ways:
-            options = {"partition_bytes": partition, "credit_bytes": 3 * partition, "crosses_steps": True} | WAYS[way]
+        partition = sum(p.numel() * p.element_size() for p in model.parameters()) // NUM_BUFFERS
+        for configuration in configurations:
+            options = {
+                "partition_bytes": partition,
+                "credit_bytes": 3 * partition,
+                "crosses_steps": True,
+            } | CONFIGURATIONS[configuration]
             factors = linear_layers(model) if options.pop("factors", False) else ()
             if options.get("collective") == "server":
                 options["servers"] = (size - 1,)
@@ -258,7 +262,13 @@ def main() -> None:
             error = distance(values(scheduled(job, optimizer_name, plan, groups, control.rank)), expected)
             errors = control.gather(error)
             if errors is not None:
-                case = {"model": job_name, "optimizer": optimizer_name, "way": way, "ranks": size, "dtype": DTYPE}
+                case = {
+                    "model": job_name,
+                    "optimizer": optimizer_name,
+                    "configuration": configuration,
+                    "ranks": size,
+                    "dtype": DTYPE,
+                }
                 sys.stdout.write(
                     json.dumps(case | {"error": max(errors), "order": max(apart, default=0.0), "plain": apart}) + "\n"
                 )

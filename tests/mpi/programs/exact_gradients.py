@@ -77,7 +77,7 @@ def check(workload: Workload, dtype: str, plan: Plan, groups: Groups, control: C
 
 
 def whole_batch_gradient(workload: Workload, batch: int) -> list[torch.Tensor]:
-    """Plain torch, no part of ours but the order of the data: the last of NUM_STEPS steps on the whole batch."""
+    """Plain torch with our order of the data: the last of NUM_STEPS steps on the whole batch."""
     torch.manual_seed(3)
     model = workload.model()
     optimizer = workload.optimizer(model)

@@ -13,7 +13,7 @@ RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
 
 
 class Faulty:
-    """A tiny regression. From its second trial on, every other trial fails at `place` on a rank that takes turns."""
+    """A tiny regression. From its second trial on, every other trial fails at `place`, on one rank after another."""
 
     name = "faulty"
     global_batch = 16
@@ -31,7 +31,7 @@ class Faulty:
         self._trial += 1
         self._calls = 0
         if self._place == "model":
-            self._fail_in_turn()
+            self._fail_on_one_rank()
         return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), _MayFail(self), nn.Linear(32, 1))
 
     def dataset(self) -> TensorDataset:
@@ -41,7 +41,7 @@ class Faulty:
     def loss(self, model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
         self._calls += 1
         if self._place == "step" and self._calls == 3:
-            self._fail_in_turn()
+            self._fail_on_one_rank()
         if self._place == "hang" and self._trial == 2 and self._rank == RANK:
             time.sleep(3600)
         return nn.functional.mse_loss(model(batch[0]), batch[1])
@@ -51,9 +51,9 @@ class Faulty:
 
     def backward(self) -> None:
         if self._place == "backward" and self._calls == 3:
-            self._fail_in_turn()
+            self._fail_on_one_rank()
 
-    def _fail_in_turn(self) -> None:
+    def _fail_on_one_rank(self) -> None:
         """Trial 0 captures costs and trial 1 is the default: they must work; from 12 on there is the comparison."""
         turn = self._trial % 8
         if self._trial in range(2, 12) and turn % 2 == 0 and turn // 2 == RANK:

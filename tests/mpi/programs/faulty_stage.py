@@ -8,14 +8,14 @@ from torch.utils.data import TensorDataset
 
 
 class Fails(nn.Module):
-    """As long as it was called in evaluation, or with gradients less than `calls` times, it lets everything through."""
+    """Passes its input through in evaluation, and in its first `calls` calls with gradients."""
 
     def __init__(self, calls: int) -> None:
         super().__init__()
         self._left = calls
 
     def forward(self, stream: torch.Tensor) -> torch.Tensor:
-        if stream.requires_grad and not stream.grad_fn:  # the first of a stage: what it reads is cut off from autograd
+        if stream.requires_grad and not stream.grad_fn:  # the first of a stage: its input is detached
             self._left -= 1
             if self._left < 0:
                 raise ValueError("on purpose, in a stage")

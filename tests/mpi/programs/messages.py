@@ -31,7 +31,7 @@ rank, size = control.rank, control.size
 right, left = (rank + 1) % size, (rank - 1) % size
 
 
-def tell(case: str, *, ok: bool) -> None:
+def report(case: str, *, ok: bool) -> None:
     verdicts = control.gather(ok)
     if verdicts is not None:
         sys.stdout.write(json.dumps({"case": case, "ok": all(verdicts)}) + "\n")
@@ -42,7 +42,7 @@ def values(sender: int, length: int, dtype: torch.dtype = torch.float32) -> torc
 
 
 def around(group: dist.ProcessGroup, length: int, dtype: torch.dtype) -> bool:
-    """Everybody sends to the right and receives from the left; receives are posted first."""
+    """Every rank sends to the right and receives from the left; receives are posted first."""
     received = torch.zeros(length, dtype=dtype)
     arriving = group.recv([received], left, 5)
     group.send([values(rank, length, dtype)], right, 5).wait()
@@ -51,7 +51,7 @@ def around(group: dist.ProcessGroup, length: int, dtype: torch.dtype) -> bool:
 
 
 def by_tag(group: dist.ProcessGroup) -> bool:
-    """Two messages on their way at once are told apart by their tags, in whatever order they are waited for."""
+    """Tags distinguish two messages in flight, in whatever order they are waited for."""
     first, second = torch.zeros(10), torch.zeros(1000)
     arriving = [group.recv([second], left, 8), group.recv([first], left, 7)]
     sent = [group.send([values(rank, 10)], right, 7), group.send([values(rank, 1000)], right, 8)]
@@ -61,7 +61,7 @@ def by_tag(group: dist.ProcessGroup) -> bool:
 
 
 def amid_collectives(group: dist.ProcessGroup) -> bool:
-    """A message that nobody waits for yet does not hold up an all-reduce."""
+    """A message that no rank waits for yet does not hold up an all-reduce."""
     late = torch.zeros(3)
     arriving = group.recv([late], left, 9)
     total = torch.full((100,), float(rank))
@@ -96,21 +96,21 @@ for name in ("this-machine", str(path)):
     with groups.open("gloo", timeout_s=30) as group:
         for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
             for length in (1, 1000, 20_001):
-                tell(f"{where}: {length} {dtype}", ok=around(group, length, dtype))
-        tell(f"{where}: by tag", ok=by_tag(group))
-        tell(f"{where}: amid collectives", ok=amid_collectives(group))
+                report(f"{where}: {length} {dtype}", ok=around(group, length, dtype))
+        report(f"{where}: by tag", ok=by_tag(group))
+        report(f"{where}: amid collectives", ok=amid_collectives(group))
         if cluster.is_emulated:
-            tell(f"{where}: takes its time", ok=takes_its_time(group))
-        rank_context = GroupMember(group=group, device=torch.device("cpu"))
+            report(f"{where}: takes its time", ok=takes_its_time(group))
+        member = GroupMember(group=group, device=torch.device("cpu"))
         for exchange in (
-            Message(rank_context, 0, size - 1),
-            AllReduce(rank_context),
-            AllGather(rank_context),
-            Broadcast(rank_context),
+            Message(member, 0, size - 1),
+            AllReduce(member),
+            AllGather(member),
+            Broadcast(member),
         ):
             checked = exchange.check(exchange.size_of(4096)) == 0
             took_s = exchange.loop(exchange.size_of(4096), 2)
-            tell(f"{where}: {type(exchange).__name__}", ok=checked and took_s >= 0)
+            report(f"{where}: {type(exchange).__name__}", ok=checked and took_s >= 0)
             del exchange
-        del group, rank_context
+        del group, member
 control.share(None)

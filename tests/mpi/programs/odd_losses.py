@@ -1,6 +1,6 @@
 """A workload with a loss that is wrong: `--workload odd_losses:factory --set kind=sum`.
 
-With kind "mean", the loss of rank 1 is nan from the call that NAN_FROM counts to, in each trial anew.
+With kind "mean", the loss of rank 1 is nan from call NAN_FROM of each trial on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run by mpirun: a script whose rank 0 gets three times slower on the way; samples move, and the model is that of one process."""
+"""Run by mpirun: a script whose rank 0 becomes three times slower; samples move, and the model equals that of one process."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def optimizer_of(net):
 
 
 control = start_control()
-crossing = CommPlan(reducer="scheduled", partition_bytes=600, credit_bytes=2000, crosses_steps=True)
-plan = Plan(batch=BatchPlan(samples=(TOTAL // 2, TOTAL - TOTAL // 2)), comm=crossing)
+overlap = CommPlan(reducer="scheduled", partition_bytes=600, credit_bytes=2000, crosses_steps=True)
+plan = Plan(batch=BatchPlan(samples=(TOTAL // 2, TOTAL - TOTAL // 2)), comm=overlap)
 optimizer, decisions, counts = optimizer_of(model), [], []
 with parallelize(model, optimizer, plan, online=True, on_decision=decisions.append) as job:
     for epoch in range(EPOCHS):

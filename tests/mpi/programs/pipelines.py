@@ -17,7 +17,6 @@ from torch import nn
 from autotune.runtime.control.mpi import Control, start_control
 from autotune.runtime.placed.batch_cut import even_cut
 from autotune.runtime.placed.executor import Executor
-from autotune.runtime.placed.torch_chain import TorchChain
 from autotune.runtime.transport.groups import Groups
 from autotune.schedule.answer import torch_csv
 from autotune.schedule.classic import classic_orders, find_chain
@@ -36,6 +35,7 @@ from tests.autotune.runtime.placed.placements import (
     x_placed,
 )
 from tests.autotune.runtime.placed.reference import batch_of, reference, seeded
+from tests.autotune.runtime.placed.torch_chain import TorchChain
 
 NUM = 4
 
@@ -86,7 +86,7 @@ def check(control: Control, groups: Groups, name: str, placed, model: nn.Module,
             step = executor.step(batch, cut)
         executor.close()
         del group, executor
-    tell(control, name, program, modules, expected, step.loss_share)
+    report(control, name, program, modules, expected, step.loss_share)
 
 
 def order_of(graph) -> list:
@@ -99,7 +99,7 @@ def rebuilt(graph, order):
     return timetable(graph, NUM, [[tuple(step) for step in one] for one in order])
 
 
-def tell(control: Control, name: str, program, modules, expected, loss: float) -> None:  # noqa: PLR0913, PLR0917 - a case
+def report(control: Control, name: str, program, modules, expected, loss: float) -> None:  # noqa: PLR0913, PLR0917 - a case
     """The error over what each rank holds, the largest of all ranks."""
     apart = size = 0.0
     for part in program.parts:
@@ -115,9 +115,9 @@ def tell(control: Control, name: str, program, modules, expected, loss: float) -
                 wanted = wanted[len(wanted) * shard // of : len(wanted) * (shard + 1) // of]
             apart += float((parameter.grad - wanted).double().square().sum())
             size += float(wanted.double().square().sum())
-    told = control.gather([(apart / size) ** 0.5 if size else 0.0, loss])
-    if told is not None:
-        line = {"case": name, "error": max(one[0] for one in told), "loss": sum(one[1] for one in told)}
+    gathered = control.gather([(apart / size) ** 0.5 if size else 0.0, loss])
+    if gathered is not None:
+        line = {"case": name, "error": max(one[0] for one in gathered), "loss": sum(one[1] for one in gathered)}
         sys.stdout.write(json.dumps(line) + "\n")
 
 
@@ -153,7 +153,7 @@ def by_torch(control: Control, workload) -> None:
         chain = TorchChain(workload, program, modules, torch_csv(graph, table), num_microbatches=NUM, timeout_s=30)
         loss = [chain.step(batch) for _ in range(2)][-1]
         chain.close()
-        tell(control, f"torch {name} float64", program, modules, expected, loss)
+        report(control, f"torch {name} float64", program, modules, expected, loss)
     control.share(None)
     dist.destroy_process_group()
 
@@ -172,7 +172,7 @@ class Broken(nn.Module):
 
 
 def fail(control: Control, groups: Groups) -> None:
-    """Rank 1 raises; the others must learn of it within the time limit, and everybody reports."""
+    """Rank 1 raises; the others must fail within the time limit, and all ranks report."""
     workload = gpt.workload(size="tiny")
     placed, model = v_placed(workload, control.size), seeded(workload)
     graph = placed.graph
@@ -180,7 +180,7 @@ def fail(control: Control, groups: Groups) -> None:
     assembly = placed.assemble(model)
     program = assembly.program(graph)
     modules = assembly.modules(program, control.rank)
-    said = "finished"
+    outcome = "finished"
     try:
         with groups.open("gloo", timeout_s=20) as group:
             executor = Executor(program, table, modules, group, timeout_s=20)
@@ -188,11 +188,11 @@ def fail(control: Control, groups: Groups) -> None:
             if control.rank == 1:
                 executor.modules["s1"].register_forward_pre_hook(lambda *_: Broken()())
             executor.step(batch_of(workload, 16), even_cut(16, NUM))
-    except Exception as error:  # noqa: BLE001 - what the test asks about
-        said = type(error).__name__
-    told = control.gather(said)
-    if told is not None:
-        sys.stdout.write(json.dumps({"said": told}) + "\n")
+    except Exception as error:  # noqa: BLE001 - the test checks it
+        outcome = type(error).__name__
+    gathered = control.gather(outcome)
+    if gathered is not None:
+        sys.stdout.write(json.dumps({"outcomes": gathered}) + "\n")
     control.share(None)
 
 

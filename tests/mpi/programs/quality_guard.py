@@ -1,4 +1,4 @@
-"""Run by mpirun: what the quality guard says of good settings and of bad ones; one JSON line each from rank 0."""
+"""Run by mpirun: the verdicts of the quality guard on good and bad settings; one JSON line each from rank 0."""
 
 from __future__ import annotations
 

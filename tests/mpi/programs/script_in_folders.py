@@ -1,8 +1,8 @@
-"""Run a script's main() in each of several folders, one after another in the same job, and leave there what each rank says.
+"""Run a script's main() in each of several folders, one after another in the same job, and leave there what each rank prints.
 
 mpirun -n 2 python script_in_folders.py script.py folder,folder [arguments of the script]
 
-FOLDER/rank-0.json holds what rank 0 has written to stdout there, and what each of its evaluations gave.
+FOLDER/rank-0.json holds the stdout of rank 0 in that folder, and the result of each of its evaluations.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autotune.runtime.control.mpi import launched_rank
 
 
 def script_at(path: str, evaluated: list[float]) -> Any:
-    """A module whose evaluations are noted."""
+    """A module that records its evaluations."""
     spec = importlib.util.spec_from_file_location("script", path)
     assert spec is not None
     assert spec.loader is not None
@@ -42,9 +42,9 @@ def main() -> None:
     for folder in folders.split(","):
         os.chdir(folder)
         evaluated: list[float] = []
-        with redirect_stdout(io.StringIO()) as said:
+        with redirect_stdout(io.StringIO()) as output:
             script_at(script, evaluated).main()
-        found = {"said": said.getvalue(), "evaluated": evaluated}
+        found = {"output": output.getvalue(), "evaluated": evaluated}
         Path(f"rank-{launched_rank()}.json").write_text(json.dumps(found))
 
 

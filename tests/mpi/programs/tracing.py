@@ -1,4 +1,4 @@
-"""Run by mpirun: what a traced step says, on every rank. Rank 0 prints {"case", "ok", "detail"} lines."""
+"""Run by mpirun: checks of a traced step on every rank. Rank 0 prints {"case", "ok", "detail"} lines."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ torch.set_num_threads(1)
 control = start_control()
 rank, size = control.rank, control.size
 WORKLOADS = ("mlp-tiny", "vgg-tiny", "resnet-tiny", "gpt-tiny", "digits")
-WAYS = (("bucketed", "gloo"), ("ddp", "gloo"), ("bucketed", "mpi"))
+CONFIGURATIONS = (("bucketed", "gloo"), ("ddp", "gloo"), ("bucketed", "mpi"))
 MOST_UNACCOUNTED = 0.01
 SKEW_S = 2.0
 
 
-def tell(case: str, ok: object, detail: object = "") -> None:
+def report(case: str, ok: object, detail: object = "") -> None:
     if control.is_leader:
         sys.stdout.write(json.dumps({"case": case, "ok": bool(ok), "detail": detail}) + "\n")
         sys.stdout.flush()
@@ -45,11 +45,11 @@ def plan_for(reducer: str, transport: str, total: int) -> Plan:
 
 
 def trace(
-    groups: Groups, cluster_name: str, workload_name: str, way: tuple[str, str], skew_s: float = 0.0
+    groups: Groups, cluster_name: str, workload_name: str, configuration: tuple[str, str], skew_s: float = 0.0
 ) -> tuple[Timeline, list[float]]:
     """The timeline of all ranks, and each rank's own wall time of the step; both on rank 0."""
     workload = load_workload(workload_name, {})
-    reducer, transport = way
+    reducer, transport = configuration
     cluster = load_cluster(cluster_name).for_ranks(size)
     graph = capture_workload(workload, 0) if cluster.is_emulated else None
     rank_context = RankContext(rank=rank, device=cluster.devices[rank], torch_device=torch.device("cpu"), graph=graph)
@@ -73,11 +73,11 @@ def unaccounted(timeline: Timeline, walls_s: list[float]) -> list[float]:
 
 
 def accounted(
-    groups: Groups, cluster_name: str, workload_name: str, way: tuple[str, str]
+    groups: Groups, cluster_name: str, workload_name: str, configuration: tuple[str, str]
 ) -> tuple[Timeline, list[float]]:
-    """Once more where a step of a few milliseconds was interrupted between two readings; a gap of ours would be there again."""
+    """Repeats a step that was interrupted between two readings; a gap in our accounting would appear again."""
     for _ in range(3):
-        found, walls_s = trace(groups, cluster_name, workload_name, way)
+        found, walls_s = trace(groups, cluster_name, workload_name, configuration)
         is_whole = max(unaccounted(found, walls_s)) <= MOST_UNACCOUNTED if control.is_leader else None
         if control.broadcast(is_whole):
             break
@@ -93,23 +93,23 @@ def check(case: str, timeline: Timeline, walls_s: list[float], param_bytes: int)
     errors = unaccounted(timeline, walls_s)
     names = [{span.op for span in timeline.of_rank(r).spans if span.kind == "comm"} for r in range(size)]
     sent = [sum(s.num_bytes for s in timeline.of_rank(r).spans if s.kind == "comm") for r in range(size)]
-    tell(f"{case}: parts sum to the wall time", max(errors) <= MOST_UNACCOUNTED, errors)
-    tell(f"{case}: ranks name the same collectives", len(names[0]) > 0 and all(n == names[0] for n in names))
-    tell(f"{case}: every gradient byte is seen", all(total == param_bytes for total in sent), [sent, param_bytes])
+    report(f"{case}: parts sum to the wall time", max(errors) <= MOST_UNACCOUNTED, errors)
+    report(f"{case}: ranks name the same collectives", len(names[0]) > 0 and all(n == names[0] for n in names))
+    report(f"{case}: every gradient byte is seen", all(total == param_bytes for total in sent), [sent, param_bytes])
 
 
 for cluster_name in ("mixed4", "this-machine"):
     groups = Groups(control, load_cluster(cluster_name).for_ranks(size))
     for workload_name in WORKLOADS:
-        for way in WAYS if workload_name == "vgg-tiny" else WAYS[:1]:
-            found, walls_s = accounted(groups, cluster_name, workload_name, way)
+        for configuration in CONFIGURATIONS if workload_name == "vgg-tiny" else CONFIGURATIONS[:1]:
+            found, walls_s = accounted(groups, cluster_name, workload_name, configuration)
             model = load_workload(workload_name, {}).model()
             num_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
             if control.is_leader:
-                check(f"{workload_name} on {cluster_name}, {' over '.join(way)}", found, walls_s, num_bytes)
+                check(f"{workload_name} on {cluster_name}, {' over '.join(configuration)}", found, walls_s, num_bytes)
     if cluster_name == "mixed4":
         tried = []
-        for _ in range(3):  # a busy machine moves the share of a single step, but not always; a skew that counted would
+        for _ in range(3):  # a busy machine may change the share of one step, a skew that counts changes it every time
             together, late = (
                 trace(groups, cluster_name, "vgg-tiny", ("bucketed", "gloo"), skew_s)[0] for skew_s in (0.0, SKEW_S)
             )
@@ -118,13 +118,13 @@ for cluster_name in ("mixed4", "this-machine"):
             if control.broadcast(abs(tried[-1][0] - tried[-1][1]) <= 0.02 if control.is_leader else None):
                 break
         if control.is_leader:
-            tell("a skewed start moves no share", abs(tried[-1][0] - tried[-1][1]) <= 0.02, tried)
+            report("a skewed start moves no share", abs(tried[-1][0] - tried[-1][1]) <= 0.02, tried)
     groups.join()
 
 shift_s = 7.5 * rank
 ahead_s, error_s = control.clock_offset(lambda: time.monotonic() + shift_s)
 offsets = control.gather((ahead_s, error_s)) or []
-tell(
+report(
     "shifted clocks are found within the stated error",
     all(abs(ahead - 7.5 * r) <= error + 1e-6 and error < 0.05 for r, (ahead, error) in enumerate(offsets)),
     offsets,

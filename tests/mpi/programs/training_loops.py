@@ -33,7 +33,7 @@ OVERLAP: dict[str, Any] = {"reducer": "scheduled", "partition_bytes": 200, "cred
 WITH_BARRIER = OVERLAP | {"crosses_steps": False}
 COMMS: dict[str, dict[str, Any]] = {
     "overlap": OVERLAP,
-    "overlap in turn": OVERLAP | {"priority": "fifo", "credit_bytes": 10**9},
+    "overlap, fixed order": OVERLAP | {"priority": "fifo", "credit_bytes": 10**9},
     "barrier": WITH_BARRIER,
     "bucketed": {"reducer": "bucketed", "bucket_bytes": 300},
     "ddp": {"reducer": "ddp"},
@@ -212,7 +212,7 @@ def a_group_of_parameters_added_later(comm: str) -> Any:
     return values(model)
 
 
-@loop("overlap", "overlap in turn", "barrier", "bucketed")
+@loop("overlap", "overlap, fixed order", "barrier", "bucketed")
 def several_backward_passes_and_a_parameter_that_no_rank_uses(comm: str) -> Any:
     model = nn.ModuleDict({"net": net(), "unused": nn.Linear(3, 3).double()})
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.5)
@@ -260,10 +260,10 @@ def sparse_gradients(comm: str) -> Any:
     model = nn.Sequential(nn.Embedding(20, 4, sparse=True), nn.Flatten(), nn.Linear(8, 2)).double()
     dense, table = list(model[2].parameters()), list(model[0].parameters())
     optimizers = [torch.optim.AdamW(dense, lr=0.01), torch.optim.SparseAdam(table, lr=0.02)]
-    words = TensorDataset(torch.randint(0, 20, (44, 2), generator=torch.Generator().manual_seed(2)))
+    tokens = TensorDataset(torch.randint(0, 20, (44, 2), generator=torch.Generator().manual_seed(2)))
     with started(comm, model, optimizers) as job:
         for epoch in range(2):
-            for number, (x,) in enumerate(job.batches(words, epoch=epoch)):
+            for number, (x,) in enumerate(job.batches(tokens, epoch=epoch)):
                 model(x).square().mean().backward()
                 if number % 2:
                     for optimizer in optimizers:
@@ -295,7 +295,7 @@ def layers_registered_in_another_order_than_they_are_called(comm: str) -> Any:
             loss_of(model, x).backward()
             optimizer.step()
         if comm == "overlap":
-            urgent = job._reducer.units[-1].parameters
+            urgent = job._reducer.buffers[-1].parameters
             assert any(p is q for p in urgent for q in model.first.parameters()), "the first layer called is not first"
     return values(model)
 
@@ -357,7 +357,7 @@ def a_model_that_a_job_trains_already(comm: str) -> Any:
 def moving_averages_after_step(comm: str) -> Any:
     model = net()
     optimizer = adamw(model)
-    by_hand = [p.detach().clone() for p in model.parameters()]
+    manual_means = [p.detach().clone() for p in model.parameters()]
     averaged = torch.optim.swa_utils.AveragedModel(model)
     kept = copy.deepcopy(model)
     with started(comm, model, optimizer) as job:
@@ -365,14 +365,14 @@ def moving_averages_after_step(comm: str) -> Any:
             optimizer.zero_grad()
             loss_of(model, x).backward()
             optimizer.step()
-            for mean, p in zip(by_hand, model.parameters(), strict=True):
+            for mean, p in zip(manual_means, model.parameters(), strict=True):
                 mean.mul_(0.9).add_(p.data, alpha=0.1)
             averaged.update_parameters(model)
             with torch.no_grad():
                 for p in model[4].parameters():
                     p.clamp_(-0.2, 0.2)
             kept.load_state_dict(copy.deepcopy(model).state_dict())
-    return values(model, by_hand, averaged.module, kept)
+    return values(model, manual_means, averaged.module, kept)
 
 
 @loop("overlap", "barrier")
@@ -406,8 +406,8 @@ def optimizer_state_loaded_on_rank_0_only(comm: str) -> Any:
 
 
 @loop("overlap", "barrier", "ddp")
-def an_own_loader_that_says_how_many_samples_it_has(comm: str) -> Any:
-    """Rank r takes every SIZE-th sample; without job.count() nothing says what its gradients count."""
+def an_own_loader_that_states_how_many_samples_it_has(comm: str) -> Any:
+    """Rank r takes every SIZE-th sample; without job.count() the weight of its gradients is unknown."""
     model, (whole,) = net(), data(40).tensors
     optimizer = adamw(model)
     with started(comm, model, optimizer) as job:
@@ -526,7 +526,7 @@ def steps_that_are_called_twice_and_gradients_never_zeroed(comm: str) -> Any:
 
 
 @loop()
-def gradients_edited_in_every_way(comm: str) -> Any:
+def gradients_edited_by_every_means(comm: str) -> Any:
     model, seen = net(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     with started(comm, model, optimizer) as job:
@@ -577,7 +577,7 @@ def plans_that_are_switched_with_gradients_there(comm: str) -> Any:
     with started(comm, model, optimizer) as job:
         for number, (x,) in enumerate(job.batches(data(96))):
             if number in (3, 6, 9):
-                job.switch(plan_of({3: "bucketed", 6: "overlap in turn", 9: "ddp"}[number]))
+                job.switch(plan_of({3: "bucketed", 6: "overlap, fixed order", 9: "ddp"}[number]))
             loss_of(model, x).backward()
             if number % 2:
                 optimizer.step()
@@ -686,10 +686,10 @@ def main() -> None:
     chosen = sys.argv[2:]
     found = {}
     for name, run in LOOPS.items():
-        if not chosen or any(word in name for word in chosen):
+        if not chosen or any(text in name for text in chosen):
             try:
                 found[name] = run()
-            except Exception as error:  # noqa: BLE001 - the test says which loop failed
+            except Exception as error:  # noqa: BLE001 - the test names the loop that failed
                 found[name] = f"{type(error).__name__}: {error}"
             if launched_rank() == 0:
                 Path(sys.argv[1]).write_text(json.dumps(found))

@@ -24,7 +24,7 @@ control = start_control()
 rank, size = control.rank, control.size
 
 
-def tell(case: str, *, ok: bool) -> None:
+def report(case: str, *, ok: bool) -> None:
     verdicts = control.gather(ok)
     if verdicts is not None:
         sys.stdout.write(json.dumps({"case": case, "ok": all(verdicts)}) + "\n")
@@ -57,7 +57,7 @@ for cluster_name in ("this-machine", "mixed4"):
     groups = Groups(control, cluster)
     for transport, collective, servers in REFUSED:
         where = f"{collective} by {servers} over {transport}"
-        tell(f"{where} is refused", ok=is_refused(groups, transport, collective, servers))
+        report(f"{where} is refused", ok=is_refused(groups, transport, collective, servers))
     for transport, collective in CASES:
         where = f"{collective} over {transport} on {cluster_name}"
         chosen = {"servers": SERVERS} if collective == "server" else {}
@@ -70,27 +70,29 @@ for cluster_name in ("this-machine", "mixed4"):
                 for length in (1, 3, 1000, 70_001):
                     x = torch.full((length,), float(rank + 1), dtype=dtype)
                     allreduce(group, x)
-                    tell(f"{where}: sum of {length} {dtype}", ok=bool((x == size * (size + 1) / 2).all()))
+                    report(f"{where}: sum of {length} {dtype}", ok=bool((x == size * (size + 1) / 2).all()))
             taken(group)
             many = [torch.full((n,), float(n * rank)) for n in range(1, 21)]
             allreduce(group, *many)
             total = size * (size - 1) / 2
-            tell(f"{where}: many in flight", ok=all(bool((x == n * total).all()) for n, x in enumerate(many, start=1)))
+            report(
+                f"{where}: many in flight", ok=all(bool((x == n * total).all()) for n, x in enumerate(many, start=1))
+            )
             noted = [delivery.num_bytes for delivery in taken(group)]
             wanted = [x.nbytes for x in many] if cluster.is_emulated or collective == "shards" else []
-            tell(f"{where}: noted", ok=noted == wanted)
+            report(f"{where}: recorded", ok=noted == wanted)
             options = dist.BroadcastOptions()
             options.rootRank, options.rootTensor = size - 1, 0
             y = torch.arange(5.0) * (rank + 1)
             group.broadcast([y], options).wait()
-            tell(f"{where}: broadcast", ok=bool((y == torch.arange(5.0) * size).all()))
+            report(f"{where}: broadcast", ok=bool((y == torch.arange(5.0) * size).all()))
             if cluster.is_emulated and size > 1:
                 z = torch.zeros(500_000)
                 control.share(None)
                 begun = time.perf_counter()
                 allreduce(group, z, z.clone())
                 took_s = max(control.share(time.perf_counter() - begun))
-                tell(
+                report(
                     f"{where}: two at once take as long as their bytes together",
                     ok=took_s > 2 * wire_s(collective, z.nbytes) * 0.99,
                 )

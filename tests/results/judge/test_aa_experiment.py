@@ -7,7 +7,7 @@ import random
 import pytest
 
 from autotune.results.judge.series import Run, Runs
-from tests.benchmarks.aa_experiment import different_jobs, in_a_row, in_turn, outcome, rounds_of, table, upper_bound
+from tests.benchmarks.aa_experiment import different_jobs, in_a_row, interleaved, outcome, rounds_of, table, upper_bound
 
 
 def made_up(noise: float, *, job_shift: float = 0.0, jobs: int = 4, rounds: int = 20) -> Runs:
@@ -47,14 +47,14 @@ def test_sides_of_different_jobs_share_no_job() -> None:
 
 def test_no_round_is_drawn_twice_and_sides_are_swapped_at_random() -> None:
     rounds = rounds_of(made_up(0.01))
-    drawn = in_turn(rounds, 40, random.Random(0))
+    drawn = interleaved(rounds, 40, random.Random(0))
     assert len(set(drawn.before_s)) == 40
     firsts = {one.same_s[0] for one in rounds}
     assert 8 < sum(step_s in firsts for step_s in drawn.before_s) < 32
 
 
 def test_quiet_runs_raise_few_alarms_and_find_every_slowdown() -> None:
-    found = outcome("quiet", "in turn", rounds_of(made_up(0.005)), 20, num_pairs=200)
+    found = outcome("quiet", "interleaved", rounds_of(made_up(0.005)), 20, num_pairs=200)
     assert found.false_share <= 0.03
     assert found.false_share < found.false_share_upper < 0.08
     assert (found.found_injected, found.found_real) == (1.0, 1.0)
@@ -62,7 +62,7 @@ def test_quiet_runs_raise_few_alarms_and_find_every_slowdown() -> None:
 
 
 def test_noise_hides_a_slowdown() -> None:
-    found = outcome("loud", "in turn", rounds_of(made_up(0.1)), 20, num_pairs=100)
+    found = outcome("loud", "interleaved", rounds_of(made_up(0.1)), 20, num_pairs=100)
     assert found.found_injected < 0.5
     assert found.detectable > 0.05
 
@@ -70,7 +70,7 @@ def test_noise_hides_a_slowdown() -> None:
 def test_a_shift_between_jobs_is_a_false_alarm_between_jobs_only() -> None:
     rounds = rounds_of(made_up(0.002, job_shift=0.08))
     assert outcome("shifted", "different jobs", rounds, 10, num_pairs=50).false_share > 0.9
-    assert outcome("shifted", "in turn", rounds, 10, num_pairs=50).false_share < 0.1
+    assert outcome("shifted", "interleaved", rounds, 10, num_pairs=50).false_share < 0.1
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,6 @@ def test_the_bound_is_clopper_and_pearsons(count: int, total: int, bound: float)
 
 def test_the_table_has_a_row_for_each_outcome() -> None:
     rounds = rounds_of(made_up(0.005))
-    rows = table([outcome("quiet", drawn, rounds, 10, num_pairs=5) for drawn in ("in turn", "different jobs")])
+    rows = table([outcome("quiet", drawn, rounds, 10, num_pairs=5) for drawn in ("interleaved", "different jobs")])
     assert len(rows.splitlines()) == 4
     assert "| quiet | different jobs | 10 | 5 |" in rows

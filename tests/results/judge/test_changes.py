@@ -1,4 +1,4 @@
-"""What has changed between two sides: verdicts, who is compared with whom, and what a reader is told."""
+"""What has changed between two sides: verdicts, which series are compared, and the notes below the table."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_too_few_rounds_raise_no_alarm_and_claim_no_power() -> None:
     assert row.verdict == WORSE
 
 
-def test_too_few_rounds_are_told() -> None:
+def test_too_few_rounds_are_reported() -> None:
     assert any(f"needs {ALARM_ROUNDS} rounds" in note for note in compared(1.0, 2.0, rounds=1).notes)
     assert not any("rounds" in note for note in compared(1.0, 2.0).notes)
 
@@ -78,7 +78,7 @@ def test_what_would_be_found_is_about_the_noise() -> None:
     assert JOB_DRIFT < quiet < JOB_DRIFT + 0.03 < loud
 
 
-def test_rounds_in_turn_forgive_a_drift_of_the_machine() -> None:
+def test_rounds_interleaved_forgive_a_drift_of_the_machine() -> None:
     drift = [1 + 0.3 * random.Random(3).random() for _ in range(20)]
     before, after = series("x", 1.0, seed=1), series("x", 1.05, seed=2)
     before = Series(name="x", rounds_s=tuple(a * b for a, b in zip(before.rounds_s, drift, strict=True)))
@@ -108,7 +108,7 @@ def test_the_same_names_are_compared_and_the_others_are_named() -> None:
     assert "Only in new: c." in found.notes
 
 
-def test_one_group_on_each_side_is_compared_whatever_it_is_called_and_that_is_told() -> None:
+def test_one_group_on_each_side_is_compared_whatever_it_is_called_and_that_is_reported() -> None:
     old, new = series("a", 1.0, group="vgg on mixed4"), series("a", 1.0, group="vgg on uniform4")
     found = compare_sides(side("old", old), side("new", new))
     assert [row.name for row in found.rows] == ["a"]
@@ -128,7 +128,7 @@ def test_nothing_in_common_is_refused_with_the_names() -> None:
         compare_sides(side("old", series("best plan", 1.0)), side("new", *many))
 
 
-# --- what a reader is told ---------------------------------------------------------------------------------------------
+# --- notes ----------------------------------------------------------------------------------------------------------
 
 
 def test_sides_from_different_jobs_say_so_first() -> None:
@@ -137,7 +137,7 @@ def test_sides_from_different_jobs_say_so_first() -> None:
     assert found.notes[0].startswith("Measured in different jobs, which differ by some percent for no reason")
 
 
-def test_what_else_changed_is_told() -> None:
+def test_what_else_changed_is_reported() -> None:
     old, new = side("old", series("a", 1.0), torch="2.12", python="3.11"), side("new", series("a", 1.0), torch="2.13")
     assert "Also changed: torch 2.12 -> 2.13." in compare_sides(old, new).notes
     assert len(compare_sides(old, old).notes) == 1

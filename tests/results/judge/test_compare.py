@@ -53,7 +53,7 @@ def test_the_default_is_kept_where_it_is_the_fastest() -> None:
     assert winner(compare(default, contender(BEST, noisy(0.3, 1)))) is default
 
 
-def test_ddp_tuned_by_hand_is_kept_where_it_clearly_beats_the_best_plan() -> None:
+def test_ddp_tuned_manually_is_kept_where_it_clearly_beats_the_best_plan() -> None:
     tuned = contender(DDP_TUNED, noisy(0.20, 2))
     found = compare(contender(DDP_DEFAULT, noisy(0.49, 0)), tuned, contender(BEST, noisy(0.24, 1)))
     assert winner(found) is tuned
@@ -65,7 +65,7 @@ def test_the_best_plan_is_kept_where_hand_tuning_is_faster_within_noise_only() -
     assert winner(compare(contender(DDP_DEFAULT, [0.5] * 10), contender(DDP_TUNED, tuned_s), best)) is best
 
 
-def test_a_variant_with_a_knob_put_back_explains_but_never_wins() -> None:
+def test_an_ablation_explains_but_never_wins() -> None:
     best = contender(BEST, noisy(0.24, 1))
     variant = contender(f"{BEST}, codec none", noisy(0.20, 2), reverts="codec")
     assert winner(compare(contender(DDP_DEFAULT, noisy(0.49, 0)), best, variant)) is best

@@ -11,7 +11,7 @@ from statistics import median
 
 import pytest
 
-from autotune.results.judge.report import build_report, rank_mixes
+from autotune.results.judge.report import build_report, rank_clusters
 from autotune.results.judge.report_data import Standing, SweepReport
 from autotune.results.judge.stats import MIN_ROUNDS, TOO_FEW, speedup
 from autotune.results.judge.wording import local_norms_warning
@@ -135,7 +135,7 @@ class TestHonesty:
         report = finished(sample.comparison(best_s=0.52))
         assert row(report, BEST).verdict == "slower"
         assert "no faster than the default" in report.headline
-        assert "DDP tuned by hand is faster: use that" in report.headline
+        assert "tuned DDP is faster: use that" in report.headline
 
     def test_no_difference_from_the_default_is_advice_to_keep_it(self) -> None:
         whole = sample.comparison(best_s=0.4915)
@@ -213,7 +213,7 @@ class TestAwkwardSweeps:
         assert report.gain is None
         assert report.noise is None
         assert f"does not fit the devices: {sample.NO_ROOM}." in report.headline
-        assert "1.12x DDP tuned by hand" in report.headline
+        assert "1.12x tuned DDP" in report.headline
         assert row(report, BEST).vs_first == row(report, BEST).vs_tuned
         assert all(trial.ratio_to_default is None for trial in report.trials)
         assert all(rank.default is None and rank.best is not None for rank in report.ranks)
@@ -255,8 +255,8 @@ class TestCommands:
         ("given", "expected"),
         [
             (
-                "--workload jobs:mine --cluster 'my mix.toml'",
-                "--workload jobs:mine --cluster 'my mix.toml' --plan best",
+                "--workload jobs:mine --cluster 'my cluster.toml'",
+                "--workload jobs:mine --cluster 'my cluster.toml' --plan best",
             ),
             ("--workload=vgg --cluster uniform4,mixed4", "--workload vgg --cluster mixed4 --plan best"),
             ("--workload vgg", "--workload vgg --cluster mixed4 --plan best"),
@@ -269,14 +269,14 @@ class TestCommands:
         assert report.commands[0].line == f"mpirun -n 4 autotune train {expected}"
 
 
-class TestRankMixes:
+class TestRankClusters:
     def cluster(self, name: str, report: SweepReport) -> SweepReport:
         return dataclasses.replace(report, cluster=name)
 
     def test_the_fastest_cluster_is_first_and_the_unmeasured_last(self) -> None:
         nothing = build_report(sample.info(), [], None, None)
         slow, fast = finished(sample.comparison(best_s=0.3)), finished()
-        rows = rank_mixes([self.cluster("none", nothing), self.cluster("slow", slow), self.cluster("fast", fast)])
+        rows = rank_clusters([self.cluster("none", nothing), self.cluster("slow", slow), self.cluster("fast", fast)])
         assert [(row.place, row.cluster) for row in rows] == [(1, "fast"), (2, "slow"), (3, "none")]
         assert rows[0].gain == fast.gain
         assert rows[0].gain_interval == fast.gain_interval
@@ -285,14 +285,14 @@ class TestRankMixes:
 
     def test_a_cluster_that_the_default_does_not_fit_has_no_gain_but_a_reason(self) -> None:
         report = build_report(sample.info(), without_default(), sample.comparison(default=False), None)
-        (row,) = rank_mixes([report])
+        (row,) = rank_clusters([report])
         assert row.gain is None
         assert row.note.startswith("the default does not fit the devices")
 
     def test_clusters_of_two_workloads_do_not_compare(self) -> None:
         report = finished()
-        with pytest.raises(SpecError, match="mixes were tuned for gpt, vgg"):
-            rank_mixes([report, dataclasses.replace(report, workload="gpt")])
+        with pytest.raises(SpecError, match="clusters were tuned for gpt, vgg"):
+            rank_clusters([report, dataclasses.replace(report, workload="gpt")])
 
 
 def test_a_real_cluster_is_labelled_as_measured() -> None:
@@ -326,11 +326,14 @@ def few_rounds(num_rounds: int) -> SweepReport:
 
 def test_few_rounds_are_said_to_be_too_few_everywhere() -> None:
     report = few_rounds(MIN_ROUNDS - 1)
-    assert report.headline.startswith("5 rounds cannot tell whether the best plan found is faster than the default")
+    assert report.headline.startswith("5 rounds cannot decide whether the best plan found is faster than the default")
     assert "no difference" not in report.headline
     standings = [*report.comparison[1:], report.noise, *report.knobs]
     assert {row.verdict for row in standings if row is not None} == {TOO_FEW}
-    assert "Kept for reuse: DDP default, because too few rounds tell whether the search's is faster." in report.findings
+    assert (
+        "Kept for reuse: DDP default, because the rounds are too few to decide whether the search's is faster."
+        in report.findings
+    )
     assert any(warning.startswith("Only 5 rounds compared") for warning in report.warnings)
     assert not any("differs from itself" in warning for warning in report.warnings)
     assert TOO_FEW not in few_rounds(MIN_ROUNDS).headline

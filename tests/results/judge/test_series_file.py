@@ -11,7 +11,7 @@ import pytest
 from autotune.results.judge.report import build_report
 from autotune.results.judge.series import Run, Runs
 from autotune.results.judge.series_file import Side, read_side
-from autotune.results.store.record import BEST, DDP_DEFAULT
+from autotune.results.store.record import BEST, DDP_DEFAULT, DDP_TUNED
 from autotune.results.store.store import StudyStore, write_json
 from autotune.workloads.errors import AutotuneError, SpecError
 from autotune.workloads.serial import to_data
@@ -85,6 +85,13 @@ def test_a_race(tmp_path: Path) -> None:
     assert side.series[0].group == "vgg on mixed4"
 
 
+def test_a_race_of_version_0_1_compares_with_one_of_this_version(tmp_path: Path) -> None:
+    text = json.dumps(to_data(race())).replace(DDP_TUNED, "DDP tuned by hand")
+    assert "DDP tuned by hand" in text
+    side = read_side(write(tmp_path / "race.json", json.loads(text)), tmp_path)
+    assert names(side) == [entrant.name for entrant in race().entrants]
+
+
 def report(*, with_rounds: bool = False) -> dict[str, Any]:
     data = to_data(build_report(sample.info(), sample.records(), sample.comparison(), None))
     for row in data["comparison"]:
@@ -109,7 +116,7 @@ def test_a_report_with_rounds_and_several_reports_in_one_file(tmp_path: Path) ->
 
 
 def test_a_pytest_benchmark_file(tmp_path: Path) -> None:
-    side = read_side(write(tmp_path / "bench.json", BENCHMARKS), tmp_path)
+    side = read_side(write(tmp_path / "benchmarks.json", BENCHMARKS), tmp_path)
     assert [(one.name, one.rounds_s) for one in side.series] == [
         ("test_x.py::test_split[4]", (1e-5, 2e-5)),
         ("test_x.py::test_disk", (3e-4,)),
@@ -195,7 +202,7 @@ def test_a_file_cut_off_anywhere_never_crashes(tmp_path: Path, kind: str) -> Non
             read_side(str(path), tmp_path)
 
 
-def test_a_study_without_a_comparison_is_told_to_finish(tmp_path: Path) -> None:
+def test_a_study_without_a_comparison_is_refused_until_it_finishes(tmp_path: Path) -> None:
     make_study(tmp_path, finished=False)
     with pytest.raises(SpecError, match="has no comparison yet: let its sweep finish"):
         read_side("mine", tmp_path)

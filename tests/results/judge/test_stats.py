@@ -211,7 +211,7 @@ def test_the_detectable_slowdown_is_found_in_four_cases_of_five(monkeypatch: pyt
     assert 0.65 <= found / 300 <= 0.93
 
 
-def test_the_detectable_slowdown_by_hand() -> None:
+def test_the_detectable_slowdown_manually() -> None:
     """Half-width h = 0.02807 is z_c·σ with σ = 0.01; ln(1+d) = h + 0.8416·0.01."""
     ratio = Ratio(value=1.0, low=2.718281828**-0.02807, high=2.718281828**0.02807, num_rounds=20)
     assert detectable_slowdown(ratio, confidence=0.995) == pytest.approx(0.0372, abs=2e-4)

@@ -44,11 +44,13 @@ def test_no_difference_is_said_in_words() -> None:
 
 def test_a_comparison_in_one_job_says_so() -> None:
     row = paired_change(series("x", 1.0, seed=1), series("x", 0.9, seed=2))
-    changes = Changes(before="a", after="b", in_one_job=True, confidence=ALARM_CONFIDENCE, rows=(row,), notes=("told",))
+    changes = Changes(
+        before="a", after="b", in_one_job=True, confidence=ALARM_CONFIDENCE, rows=(row,), notes=("a note",)
+    )
     text = shown(changes)
-    assert "a -> b: in turn within one job" in text
+    assert "a -> b: interleaved within one job" in text
     assert "1 better (of 1 compared)" in text
-    assert text.endswith("told\n")
+    assert text.endswith("a note\n")
 
 
 def test_several_groups_are_named_and_a_narrow_terminal_drops_what_it_can_spare() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.profilers.perfetto import read_trace, write_trace
 from autotune.profilers.timeline import Span, Timeline
-from autotune.results.show.decision_spans import LANE, with_decisions
+from autotune.results.show.decision_spans import TRACK, with_decisions
 from autotune.results.store.decision import COMPUTE, LOOK, NETWORK, Decision, in_words
 from autotune.workloads.plan import BatchPlan, CommPlan, Plan
 
@@ -19,13 +19,13 @@ DECISIONS = (
     Decision(step=10, plan=EVEN, kind=NETWORK, reason="host1's link carries 0.20 times what it did", at_s=2.5),
 )
 STEP = Timeline(
-    spans=(Span(rank=1, lane="compute", kind="forward", op="forward", start_s=4.0, end_s=5.0),), clock_error_s=1e-4
+    spans=(Span(rank=1, track="compute", kind="forward", op="forward", start_s=4.0, end_s=5.0),), clock_error_s=1e-4
 )
 
 
 def test_each_decision_lasts_until_the_next_on_rank_0() -> None:
     timeline = with_decisions(STEP, DECISIONS)
-    found = [span for span in timeline.spans if span.lane == LANE]
+    found = [span for span in timeline.spans if span.track == TRACK]
     assert [(span.rank, span.kind, span.start_s, span.end_s) for span in found] == [
         (0, COMPUTE, 1.0, 2.0),
         (0, LOOK, 2.0, 2.5),

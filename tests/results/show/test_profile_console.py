@@ -115,7 +115,7 @@ def test_wrong_elements_late_devices_and_missing_time_are_warned_of() -> None:
     assert "all-reduce over gloo: 3 elements arrived wrong" in said[2]
 
 
-def test_a_profile_written_by_hand_is_shown_with_its_sources(tmp_path: Path) -> None:
+def test_a_profile_written_manually_is_shown_with_its_sources(tmp_path: Path) -> None:
     (tmp_path / "hand.json").write_text(documented())
     text = shown(load_profile(tmp_path / "hand.json"))
     assert Source.IMPORTED.value in text

@@ -141,7 +141,7 @@ class TestConsole:
         assert ESCAPE in rendered(finished(), terminal=False, color=True)
         assert ESCAPE not in rendered(finished(), terminal=True, color=False)
 
-    def test_being_a_terminal_is_told_and_not_asked(self) -> None:
+    def test_being_a_terminal_is_given_and_not_guessed(self) -> None:
         class Pty(io.StringIO):
             def isatty(self) -> bool:
                 return True

@@ -21,7 +21,7 @@ def watched(*, terminal: bool) -> str:
     console = Console(file=io.StringIO(), force_terminal=terminal, width=160, color_system=None)
     with TrainingProgress(console, 12, clock=lambda: now_s[0]) as progress:
         progress.phase("comparing")
-        progress.begun(EVEN)
+        progress.training_started(EVEN)
         for step in range(1, 13):
             now_s[0] += 2.0
             progress.step_done(step)

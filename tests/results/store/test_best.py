@@ -1,4 +1,4 @@
-"""Kept plans: found again by workload and mix, and refused for anything they were not made for."""
+"""Kept plans: found again by workload and cluster, and refused for anything they were not made for."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from autotune.workloads.cluster import load_cluster
 from autotune.workloads.errors import SpecError, StoreError
 from tests.results import sample
 
-MIX = load_cluster("mixed4")
-MADE_FOR = {"workload_fingerprint": "0123456789ab", "cluster_fingerprint": MIX.fingerprint(), "cluster": MIX.name}
+MIXED4 = load_cluster("mixed4")
+MADE_FOR = {"workload_fingerprint": "0123456789ab", "cluster_fingerprint": MIXED4.fingerprint(), "cluster": MIXED4.name}
 
 
 def kept(workload: str = "vgg", cluster: str = "mixed4", step_s: float = 0.213) -> BestPlan:
@@ -23,7 +23,7 @@ def kept(workload: str = "vgg", cluster: str = "mixed4", step_s: float = 0.213) 
         workload=workload,
         workload_fingerprint="0123456789ab",
         cluster=cluster,
-        cluster_fingerprint=MIX.fingerprint(),
+        cluster_fingerprint=MIXED4.fingerprint(),
         plan=sample.plan(),
         step_s=step_s,
         speedup_over_default=2.31,
@@ -99,8 +99,10 @@ def test_a_plan_made_for_another_cluster_is_refused() -> None:
 
 
 def test_a_plan_made_for_the_same_cluster_with_other_speeds_is_refused() -> None:
-    faster = dataclasses.replace(MIX.hosts[0].devices[0], flops_per_s=9e9)
-    changed = dataclasses.replace(MIX, hosts=(dataclasses.replace(MIX.hosts[0], devices=(faster,)), *MIX.hosts[1:]))
+    faster = dataclasses.replace(MIXED4.hosts[0].devices[0], flops_per_s=9e9)
+    changed = dataclasses.replace(
+        MIXED4, hosts=(dataclasses.replace(MIXED4.hosts[0], devices=(faster,)), *MIXED4.hosts[1:])
+    )
     with pytest.raises(SpecError, match=f"made for cluster.*`autotune sweep --study vgg-{changed.fingerprint()}`"):
         check_made_for(kept(), **MADE_FOR | {"cluster_fingerprint": changed.fingerprint()})
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from autotune.results.judge.reuse import next_commands
-from autotune.results.store.command_line import JobWords, default_results, first_sweep
+from autotune.results.store.command_line import JobCommands, default_results, first_sweep
 from autotune.results.store.record import StudyInfo
 from autotune.workloads.cluster import load_cluster
 from tests.results import sample
 
-JOB = JobWords(workload="bert_job:factory", options={"global_batch": "48"}, cluster="mixed4", num_ranks=4)
+JOB = JobCommands(workload="bert_job:factory", options={"global_batch": "48"}, cluster="mixed4", num_ranks=4)
 
 
 def test_a_command_names_ranks_workload_options_and_cluster() -> None:
@@ -22,9 +22,9 @@ def test_a_command_names_ranks_workload_options_and_cluster() -> None:
 
 
 def test_words_are_quoted_and_another_results_folder_is_named() -> None:
-    job = dataclasses.replace(JOB, options={"path": "a b"}, cluster="my mix.toml", results=Path("r 1"))
+    job = dataclasses.replace(JOB, options={"path": "a b"}, cluster="my cluster.toml", results=Path("r 1"))
     assert job.command("train", "--plan", "best") == (
-        "mpirun -n 4 autotune train --workload bert_job:factory --set 'path=a b' --cluster 'my mix.toml' --plan best "
+        "mpirun -n 4 autotune train --workload bert_job:factory --set 'path=a b' --cluster 'my cluster.toml' --plan best "
         "--results 'r 1'"
     )
 

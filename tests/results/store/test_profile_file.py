@@ -196,7 +196,7 @@ def test_a_profile_from_before_codecs_were_measured_can_be_read(saved: Path) -> 
     assert load_profile(saved).ranks[0].codecs == ()
 
 
-# --- by hand -----------------------------------------------------------------------------------------------------------
+# --- written manually ------------------------------------------------------------------------------------------------------
 
 
 def documented() -> str:

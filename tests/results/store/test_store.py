@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from autotune.profilers.timeline import Counter, Span, Timeline
-from autotune.results.store.record import Role, StudyInfo, TrialRecord
-from autotune.results.store.store import StudyStore, find_studies, read_json, safe_name, writable_folder, write_json
+from autotune.results.store.record import DDP_TUNED, Role, StudyInfo, TrialRecord
+from autotune.results.store.store import StudyStore, read_json, safe_name, writable_folder, write_json
 from autotune.workloads.errors import SpecError, StoreError
 from autotune.workloads.serial import to_data
 from tests.results import sample
@@ -161,7 +161,7 @@ def test_a_writer_in_another_process_is_refused_too(store: StudyStore) -> None:
     assert "StoreError" in done.stderr
 
 
-def test_readers_are_welcome_while_somebody_writes(store: StudyStore) -> None:
+def test_a_study_can_be_read_while_it_is_written(store: StudyStore) -> None:
     store.append(trial(0))
     assert StudyStore(store.folder).records() == [trial(0)]
 
@@ -182,7 +182,7 @@ def test_closing_twice_is_harmless(store: StudyStore) -> None:
 
 
 def test_info_comparison_and_timelines_come_back_as_they_were(store: StudyStore) -> None:
-    spans = (Span(rank=0, lane="compute", kind="forward", op="forward", start_s=0.0, end_s=0.1),)
+    spans = (Span(rank=0, track="compute", kind="forward", op="forward", start_s=0.0, end_s=0.1),)
     store.write_info(sample.info())
     store.write_comparison(sample.comparison())
     store.write_timeline(7, Timeline(spans=spans))
@@ -193,7 +193,7 @@ def test_info_comparison_and_timelines_come_back_as_they_were(store: StudyStore)
 
 
 def test_only_the_traces_asked_for_are_kept_within_the_limit(store: StudyStore) -> None:
-    span = Span(rank=0, lane="compute", kind="forward", op="forward", start_s=0.0, end_s=1.0)
+    span = Span(rank=0, track="compute", kind="forward", op="forward", start_s=0.0, end_s=1.0)
     for number in range(5):
         store.write_timeline(number, Timeline(spans=(span,) * 10))
     size = (store.folder / "timelines" / "0003.json").stat().st_size
@@ -260,7 +260,7 @@ def test_a_damaged_file_is_an_error_that_names_it(store: StudyStore, content: st
     ],
 )
 def test_a_damaged_or_foreign_trace_is_an_error_that_names_it(store: StudyStore, content: str) -> None:
-    span = Span(rank=0, lane="compute", kind="forward", op="forward", start_s=0.0, end_s=1.0)
+    span = Span(rank=0, track="compute", kind="forward", op="forward", start_s=0.0, end_s=1.0)
     store.write_timeline(3, Timeline(spans=(span,)))
     (store.folder / "timelines" / "0003.json").write_text(content, encoding="utf-8")
     with pytest.raises(SpecError, match=r"0003\.json"):
@@ -268,7 +268,7 @@ def test_a_damaged_or_foreign_trace_is_an_error_that_names_it(store: StudyStore,
 
 
 def test_a_point_that_is_no_pair_is_an_error_that_names_the_trace(store: StudyStore) -> None:
-    span = Span(rank=0, lane="compute", kind="forward", op="forward", start_s=0.0, end_s=1.0)
+    span = Span(rank=0, track="compute", kind="forward", op="forward", start_s=0.0, end_s=1.0)
     counter = Counter(rank=0, name="power", unit="W", points=((0.5, 100.0),))
     store.write_timeline(3, Timeline(spans=(span,), counters=(counter,)))
     assert store.timeline(3).counters == (counter,)
@@ -283,6 +283,18 @@ def test_a_point_that_is_no_pair_is_an_error_that_names_the_trace(store: StudySt
 def test_a_file_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"cannot read '.*study\.json': No such file or directory"):
         read_json(StudyInfo, tmp_path / "study.json")
+
+
+# --- files of older versions ------------------------------------------------------------------------------------------
+
+
+def test_a_comparison_of_version_0_1_has_the_names_of_this_version(store: StudyStore) -> None:
+    now = sample.comparison()
+    old_names = [one.name.replace(DDP_TUNED, "DDP tuned by hand") for one in now.contenders]
+    assert "DDP tuned by hand" in old_names
+    old = [dataclasses.replace(one, name=name) for one, name in zip(now.contenders, old_names, strict=True)]
+    store.write_comparison(dataclasses.replace(now, contenders=tuple(old)))
+    assert store.comparison() == now
 
 
 # --- schema ------------------------------------------------------------------------------------------------------------
@@ -334,53 +346,3 @@ def test_checking_a_folder_makes_it_and_leaves_nothing_in_it(tmp_path: Path) -> 
 )
 def test_a_workloads_name_is_made_fit_for_a_path(name: str, safe: str) -> None:
     assert safe_name(name) == safe
-
-
-# --- finding studies ---------------------------------------------------------------------------------------------------
-
-
-def make_study(results: Path, study: str, cluster: str, changed_at: float) -> Path:
-    folder = results / study / cluster
-    folder.mkdir(parents=True)
-    write_json(folder / "study.json", sample.info())
-    os.utime(folder / "study.json", (changed_at, changed_at))
-    return folder
-
-
-def test_a_name_finds_the_study_on_every_cluster(tmp_path: Path) -> None:
-    for study, cluster in (("vgg", "mixed4"), ("vgg", "uniform4"), ("mlp", "mixed4")):
-        make_study(tmp_path, study, cluster, 1000.0)
-    found = find_studies(tmp_path, "vgg")
-    assert [store.folder for store in found] == [tmp_path / "vgg" / "mixed4", tmp_path / "vgg" / "uniform4"]
-
-
-def test_without_a_name_the_study_written_to_last_is_found(tmp_path: Path) -> None:
-    for study, changed_at in (("a", 1000.0), ("b", 3000.0), ("c", 2000.0)):
-        make_study(tmp_path, study, "mixed4", changed_at)
-    assert [store.folder.parent.name for store in find_studies(tmp_path)] == ["b"]
-    records = tmp_path / "a" / "mixed4" / "records.jsonl"
-    records.write_text("", encoding="utf-8")
-    os.utime(records, (4000.0, 4000.0))
-    assert [store.folder.parent.name for store in find_studies(tmp_path)] == ["a"]
-
-
-def test_an_unknown_study_lists_what_there_is(tmp_path: Path) -> None:
-    make_study(tmp_path, "vgg", "mixed4", 1000.0)
-    make_study(tmp_path, "mlp", "mixed4", 1000.0)
-    with pytest.raises(SpecError, match=r"no study called 'vgb' in .*: known: mlp, vgg"):
-        find_studies(tmp_path, "vgb")
-
-
-@pytest.mark.parametrize("name", [None, "vgg"])
-def test_a_folder_without_studies_says_what_to_do(tmp_path: Path, name: str | None) -> None:
-    with pytest.raises(
-        SpecError, match=r"run `mpirun -n \d autotune sweep .*` first, or name another folder with --results"
-    ):
-        find_studies(tmp_path / "nowhere", name)
-
-
-def test_kept_plans_are_not_taken_for_studies(tmp_path: Path) -> None:
-    make_study(tmp_path, "vgg", "mixed4", 1000.0)
-    (tmp_path / "best").mkdir()
-    (tmp_path / "best" / "vgg@mixed4.json").write_text("{}", encoding="utf-8")
-    assert [store.folder.parent.name for store in find_studies(tmp_path)] == ["vgg"]

@@ -1,4 +1,4 @@
-"""Bytes on the wire, by hand. That codecs really send them is tested with the codecs."""
+"""Bytes on the wire, manually. That codecs really send them is tested with the codecs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 
 from autotune.workloads.errors import SpecError
 from autotune.workloads.plan import CompressionPlan
-from autotune.workloads.plan.wire import Shape, as_matrix, top_count, wire_bytes
+from autotune.workloads.plan.codecs import wire_bytes
+from autotune.workloads.plan.wire import Shape, as_matrix, top_count
 
 SHAPES = ((1000, 100), (1000,), (8, 3, 3, 3))
 NUM_VALUES = 100_000 + 1000 + 216

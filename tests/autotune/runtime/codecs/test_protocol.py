@@ -1,4 +1,4 @@
-"""One contract for all codecs, on ranks that move in lockstep; a new one adds its name to autotune.workloads.plan.CODECS."""
+"""One contract for all codecs, on ranks that move in lockstep; a new codec registers in autotune.workloads.plan."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from autotune.runtime.codecs.error_feedback import ErrorFeedback
-from autotune.runtime.codecs.factory import UnitShape, make_codec
+from autotune.runtime.codecs.factory import BufferShape, make_codec
 from autotune.runtime.codecs.protocol import GATHER, SUM, SWAP, Cast, Identity, Round
 from autotune.workloads.errors import SpecError
-from autotune.workloads.plan import CODECS, LOSSLESS_CODECS, CompressionPlan
-from autotune.workloads.plan.wire import wire_bytes
+from autotune.workloads.plan import CODECS, CompressionPlan, lossless_codecs
+from autotune.workloads.plan.codecs import wire_bytes
 from tests.autotune.runtime.reduce.lockstep import Ranks
 
-LOSSY_CODECS = tuple(name for name in CODECS if name not in LOSSLESS_CODECS)
+LOSSY_CODECS = tuple(name for name in CODECS if name not in lossless_codecs())
 SHAPES = ((12, 10), (7,), (6, 2, 3, 3), (2, 2), ())
 """A matrix, a vector, a convolution, a matrix too small for factors, and a lone number."""
 NUM_VALUES = sum(map(math.prod, SHAPES))
@@ -73,7 +73,7 @@ class TestEveryCodec:
     def test_has_the_name_it_is_asked_for_by_and_knows_whether_it_loses_anything(self, name: str) -> None:
         codec = ranks(name).codecs[0]
         assert codec.name == name
-        assert codec.is_lossless is (name in LOSSLESS_CODECS)
+        assert codec.is_lossless is (name in lossless_codecs())
 
     @pytest.mark.parametrize("num_ranks", [1, 2, 5])
     @pytest.mark.parametrize("dtype", FLOATS)
@@ -92,7 +92,7 @@ class TestEveryCodec:
         check_nothing_is_lost(ranks(name, num_ranks), next(gradients(num_ranks, dtype=dtype)))
 
     def test_writes_into_the_gradients_own_storage_and_not_before_the_end_of_encoding(self, name: str) -> None:
-        """Parameters hold views of the unit: a new tensor would leave them behind."""
+        """Parameters hold views of the buffer: they must not point to an old tensor."""
         flat = next(gradients(1, dtype=torch.float32))[0]
         view, before, codec = flat[3:9], flat.clone(), ranks(name, 1).codecs[0]
         following: Round | None = codec.encode(flat)
@@ -122,8 +122,8 @@ class TestEveryCodec:
             for one in posted:
                 assert len(one.tensors) == (num_ranks if one.kind == SWAP else 1)
                 assert all(tensor.dim() == 1 and tensor.is_contiguous() for tensor in one.tensors)
-            for parts in zip(*(one.tensors for one in posted), strict=True):
-                assert len({part.numel() for part in parts}) == 1
+            for to_rank in zip(*(one.tensors for one in posted), strict=True):
+                assert len({tensor.numel() for tensor in to_rank}) == 1
 
     @pytest.mark.parametrize("num_ranks", [1, 3])
     def test_passes_zeros_exactly(self, name: str, num_ranks: int) -> None:
@@ -133,13 +133,13 @@ class TestEveryCodec:
 
     @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
     @pytest.mark.parametrize("num_ranks", [1, 4])
-    def test_takes_a_unit_of_one_value(self, name: str, num_ranks: int, shape: tuple[int, ...]) -> None:
+    def test_takes_a_buffer_of_one_value(self, name: str, num_ranks: int, shape: tuple[int, ...]) -> None:
         results = ranks(name, num_ranks, (shape,)).step([torch.tensor([0.5])] * num_ranks)
         assert results[0].tolist() == pytest.approx([0.5 * num_ranks], rel=0.01)
 
     @pytest.mark.parametrize("num_ranks", [1, 3])
     @pytest.mark.parametrize("shapes", [(), ((0,),), ((0, 5),)])
-    def test_takes_an_empty_unit(self, name: str, num_ranks: int, shapes: tuple[tuple[int, ...], ...]) -> None:
+    def test_takes_an_empty_buffer(self, name: str, num_ranks: int, shapes: tuple[tuple[int, ...], ...]) -> None:
         results = ranks(name, num_ranks, shapes).step([torch.zeros(0)] * num_ranks)
         assert results[0].numel() == 0
 
@@ -154,7 +154,7 @@ class TestEveryCodec:
         broken = next(steps)
         broken[-1][where] = bad
         assert not any(result.isfinite().all() for result in group.step(broken))
-        assert name in LOSSLESS_CODECS or not group.owed().any()
+        assert name in lossless_codecs() or not group.owed().any()
         group.rounded_off = 0.0
         check_nothing_is_lost(group, next(steps))
 
@@ -204,7 +204,7 @@ class TestEveryLossyCodec:
             applied += group.step([sign * large + 0.01])[0]
         assert float(applied.mean()) == pytest.approx(num_steps * 0.01, rel=0.2)
 
-    def test_keeps_nothing_of_another_unit(self, name: str) -> None:
+    def test_keeps_nothing_of_another_buffer(self, name: str) -> None:
         group, given, results = first(name)
         again = ranks(name).step(given)
         assert torch.equal(again[0], results[0])
@@ -264,6 +264,6 @@ class TestCast:
 
 
 def test_an_unknown_codec_suggests_the_nearest() -> None:
-    unit = UnitShape(shapes=((2,),), rank=0, num_ranks=1)
+    buffer = BufferShape(shapes=((2,),), rank=0, num_ranks=1)
     with pytest.raises(SpecError, match="unknown codec 'fp61': did you mean 'fp16'"):
-        make_codec(CompressionPlan(codec="fp61"), unit)
+        make_codec(CompressionPlan(codec="fp61"), buffer)

@@ -1,4 +1,4 @@
-"""Factors: how many bytes they save, and that nothing else changes."""
+"""Sufficient factors save bytes and leave the gradient as it is."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from autotune.runtime.reduce.cross_step import Engine
-from autotune.runtime.reduce.scheduled import Setting
+from autotune.runtime.reduce.cross_step import CrossStepReducer
+from autotune.runtime.reduce.scheduled import ReducerSettings
 from autotune.runtime.transport.wrapped_group import WrappedGroup
 from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
 from tests.gloo_ranks import on_ranks
@@ -48,13 +48,13 @@ def gradient_and_bytes(width: int, rows: tuple[int, ...], factors: tuple[str, ..
             comm=CommPlan(reducer="scheduled", partition_bytes=2**24, credit_bytes=2**30),
             compression=CompressionPlan(factors=factors),
         )
-        setting = Setting(weight=rows[group.rank()] / sum(rows), timeout_s=60)
-        engine = Engine(model, torch.optim.SGD(model.parameters(), lr=0.0), plan, counting, setting)
+        settings = ReducerSettings(weight=rows[group.rank()] / sum(rows), timeout_s=60)
+        reducer = CrossStepReducer(model, torch.optim.SGD(model.parameters(), lr=0.0), plan, counting, settings)
         x = torch.randn(sum(rows), width, generator=torch.Generator().manual_seed(2))
         start = sum(rows[: group.rank()])
         counting.num_bytes = 0
         model(x[start : start + rows[group.rank()]]).square().mean().backward()
-        engine.detach()
+        reducer.detach()
         gradient = model[0].weight.grad
         assert gradient is not None
         return gradient, counting.num_bytes

@@ -61,16 +61,16 @@ def test_no_mpirun_anywhere_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("mpiexec from MPICH 5.0", "mpich"),
     ],
 )
-def test_the_kind_of_mpi_is_told_by_its_version(tmp_path: Path, answer: str, flavour: str) -> None:
+def test_the_version_shows_the_kind_of_mpi(tmp_path: Path, answer: str, flavour: str) -> None:
     assert mpi_flavour(program(tmp_path / "mpirun", f"echo '{answer}'")) == flavour
 
 
-def test_a_version_told_on_stderr_counts_too(tmp_path: Path) -> None:
+def test_a_version_on_stderr_counts_too(tmp_path: Path) -> None:
     assert mpi_flavour(program(tmp_path / "mpirun", "echo 'HYDRA build details' >&2; exit 1")) == "mpich"
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on the path")
-def test_the_mpirun_of_this_machine_is_known() -> None:
+def test_the_mpirun_of_this_machine_is_recognised() -> None:
     assert mpi_flavour(find_mpirun() or "") in ("openmpi", "mpich")
 
 
@@ -88,7 +88,7 @@ def test_the_mpirun_of_this_machine_is_known() -> None:
         (8, 2, True, ["--oversubscribe", "--allow-run-as-root"]),
     ],
 )
-def test_open_mpi_is_told_what_it_would_otherwise_refuse(
+def test_open_mpi_gets_the_options_that_it_needs(
     num_ranks: int, num_cores: int, is_root: bool, options: list[str]
 ) -> None:
     command = mpirun_command(num_ranks, ["sweep", "--json"], num_cores=num_cores, is_root=is_root)

@@ -1,4 +1,4 @@
-"""Every rank hears the same word before every step, from one who has heard all of them."""
+"""Every rank receives the same directive before every step, decided from the reports of all ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from autotune.profilers.step_stats import StepRow, StepStats
 from autotune.results.store.decision import COMPUTE, LOOK, NETWORK, Decision
-from autotune.runtime.control.step_directives import Report, StepCoordinator, StepDirective
+from autotune.runtime.control.step_directives import StepCoordinator, StepDirective, StepReport
 from autotune.runtime.errors import PeerLostError
 from autotune.workloads.plan import BatchPlan, Plan
 from tests.gloo_ranks import on_ranks
@@ -27,12 +27,12 @@ def closed(rank: int, step: int) -> StepStats:
     )
 
 
-def report(rank: int, step: int) -> Report:
-    return Report(step=step, samples=5, compute_s=rank + step / 8, closed=closed(rank, step - 1) if step else None)
+def report(rank: int, step: int) -> StepReport:
+    return StepReport(step=step, samples=5, compute_s=rank + step / 8, closed=closed(rank, step - 1) if step else None)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_all_ranks_hear_the_same_words_in_every_step(size: int) -> None:
+def test_all_ranks_receive_the_same_directive_in_every_step(size: int) -> None:
     rows: list[StepRow] = []
 
     def decide(row: StepRow) -> Decision | None:
@@ -43,17 +43,17 @@ def test_all_ranks_hear_the_same_words_in_every_step(size: int) -> None:
 
     def run(group: dist.ProcessGroup) -> list[StepDirective]:
         coordinator = StepCoordinator(group, decide if group.rank() == 0 else None, timeout_s=10)
-        heard = []
+        received = []
         for step in range(8):
-            heard.append(coordinator.word(step))
+            received.append(coordinator.directive(step))
             time.sleep(0.002 * group.rank() * (step % 2))
             coordinator.report(report(group.rank(), step))
         group.barrier(dist.BarrierOptions()).wait()
         coordinator.close()
-        return heard
+        return received
 
-    words = [StepDirective(plan=plan(step - 1) if step % 3 == 1 else None) for step in range(8)]
-    assert on_ranks(size, run) == [words] * size
+    expected = [StepDirective(plan=plan(step - 1) if step % 3 == 1 else None) for step in range(8)]
+    assert on_ranks(size, run) == [expected] * size
     assert [row.compute_s for row in rows] == [tuple(rank + step / 8 for rank in range(size)) for step in range(8)]
     assert rows[0].closed is None
     assert rows[1].closed is not None
@@ -69,7 +69,7 @@ def test_a_rank_that_is_gone_ends_the_wait_of_the_others() -> None:
             return None
         coordinator.report(report(group.rank(), 0))
         try:
-            coordinator.word(1)
+            coordinator.directive(1)
         finally:
             coordinator.close()
 
@@ -79,7 +79,7 @@ def test_a_rank_that_is_gone_ends_the_wait_of_the_others() -> None:
     assert isinstance(found[1], PeerLostError)
 
 
-def test_training_goes_on_if_the_one_who_decides_fails() -> None:
+def test_training_goes_on_if_decide_fails() -> None:
     calls = []
 
     def decide(row: StepRow) -> Decision | None:
@@ -88,19 +88,19 @@ def test_training_goes_on_if_the_one_who_decides_fails() -> None:
 
     def run(group: dist.ProcessGroup) -> tuple[list[StepDirective], str]:
         coordinator = StepCoordinator(group, decide if group.rank() == 0 else None, timeout_s=10)
-        heard = []
+        received = []
         for step in range(3):
-            heard.append(coordinator.word(step))
+            received.append(coordinator.directive(step))
             coordinator.report(report(group.rank(), step))
         group.barrier(dist.BarrierOptions()).wait()
         coordinator.close()
-        return heard, coordinator.trouble
+        return received, coordinator.decide_error
 
     assert on_ranks(2, run) == [([StepDirective()] * 3, "ValueError: no idea"), ([StepDirective()] * 3, "")]
     assert calls == [0]
 
 
-def test_all_ranks_look_at_their_links_before_the_same_step_and_tell_with_the_next_report() -> None:
+def test_all_ranks_probe_their_links_before_the_same_step_and_send_the_result_with_the_next_report() -> None:
     rows: list[StepRow] = []
 
     def decide(row: StepRow) -> Decision | None:
@@ -110,16 +110,18 @@ def test_all_ranks_look_at_their_links_before_the_same_step_and_tell_with_the_ne
 
     def run(group: dist.ProcessGroup) -> list[StepDirective]:
         coordinator = StepCoordinator(group, decide if group.rank() == 0 else None, timeout_s=10)
-        heard = []
+        received = []
         for step in range(4):
-            heard.append(coordinator.word(step))
-            found = (1e6 + group.rank(), 2e6) if heard[-1].look else None
+            received.append(coordinator.directive(step))
+            found = (1e6 + group.rank(), 2e6) if received[-1].probes_links else None
             coordinator.report(replace(report(group.rank(), step), arrivals=found))
         group.barrier(dist.BarrierOptions()).wait()
         coordinator.close()
-        return heard
+        return received
 
-    assert on_ranks(3, run) == [[StepDirective(), StepDirective(), StepDirective(look=True), StepDirective()]] * 3
+    assert (
+        on_ranks(3, run) == [[StepDirective(), StepDirective(), StepDirective(probes_links=True), StepDirective()]] * 3
+    )
     assert [row.arrivals for row in rows] == [None, None, tuple((1e6 + rank, 2e6) for rank in range(3)), None]
 
 
@@ -127,6 +129,6 @@ def test_a_step_costs_less_than_two_kilobytes_on_eight_ranks() -> None:
     """Framing is four bytes a message."""
     import json
 
-    looked = replace(report(7, 10_000_000), arrivals=(123456789.1, 12345678901.1, 1234567890.1))
-    told = len(json.dumps(looked.as_message())) + 4
-    assert 7 * (told + len(json.dumps([10_000_001, None, 1])) + 4) < 2000
+    probed = replace(report(7, 10_000_000), arrivals=(123456789.1, 12345678901.1, 1234567890.1))
+    report_bytes = len(json.dumps(probed.as_message())) + 4
+    assert 7 * (report_bytes + len(json.dumps([10_000_001, None, 1])) + 4) < 2000

@@ -1,4 +1,4 @@
-"""The arguments of `job.batches()`, and DataLoaders that are taken apart."""
+"""The arguments of `job.batches()`, and DataLoaders whose parts are used."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Lengthless(Dataset[int]):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((number for number in NUMBERS), "given a generator, which can be gone through only once"),
+        ((number for number in NUMBERS), "given a generator, which can be iterated only once"),
         (3, r"needs a data set with len\(\) and indexing, or one that can be iterated; int has neither"),
         (Lengthless(), "Lengthless has neither"),
     ],
@@ -105,7 +105,7 @@ def test_memory_is_pinned_where_there_is_an_accelerator(monkeypatch: pytest.Monk
 # --- loaders -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_loader_is_taken_apart() -> None:
+def test_the_parts_of_a_loader_are_used() -> None:
     loader = DataLoader(
         DATA,
         batch_size=4,
@@ -139,7 +139,7 @@ def test_a_loaders_order_is_kept() -> None:
         assert len(set(each)) == 6
 
 
-def test_samplers_that_only_say_whether_to_shuffle_give_their_flags() -> None:
+def test_samplers_that_only_state_whether_to_shuffle_give_their_flags() -> None:
     how: dict[str, Any] = {"num_replicas": 2, "rank": 1}
     assert orders(DATA, sampler=DistributedSampler(DATA, **how)) == orders(DATA)
     assert orders(DATA, sampler=DistributedSampler(DATA, **how, shuffle=False)) == [NUMBERS] * 3
@@ -159,7 +159,7 @@ def test_the_same_loader_is_the_same_source_and_so_is_one_made_anew() -> None:
     assert found == orders(DATA)
 
 
-def test_two_loaders_of_one_data_set_make_batches_each_in_its_way() -> None:
+def test_two_loaders_of_one_data_set_make_different_batches() -> None:
     data = TrainingData((4,), 0, seed=3)
     plain, listed = DataLoader(NUMBERS, batch_size=4), DataLoader(NUMBERS, batch_size=4, collate_fn=collate)  # type: ignore[arg-type, var-annotated]
     for one, other in zip(data.batches(plain), data.batches(listed), strict=True):

@@ -1,4 +1,4 @@
-"""Who trains on which sample: everybody's slices of one permutation, every sample once per epoch."""
+"""The samples of each rank: slices of one permutation, every sample once per epoch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.utils.data import Dataset, TensorDataset
 from autotune.runtime.data.batches import Batches
 
 
-class Words(Dataset[Any]):
-    """A list-style data set: one sample at a time, as text books write them."""
+class ListStyle(Dataset[Any]):
+    """A list-style data set: one sample at a time."""
 
     def __init__(self, num_samples: int) -> None:
         self._num_samples = num_samples
@@ -36,7 +36,7 @@ def ranks(num_samples: int, split: tuple[int, ...], seed: int = 0) -> list[Batch
 
 
 def taken(batches: list[Batches], step: int) -> list[int]:
-    """What all ranks together train on in a step, in the order of the ranks."""
+    """The samples of all ranks in a step, in rank order."""
     return [int(index) for each in batches for index in each.indices(step)[0]]
 
 
@@ -64,7 +64,7 @@ def test_every_sample_is_used_exactly_once_per_epoch(num_samples: int, split: tu
 
 
 def test_every_sample_is_used_exactly_once_under_splits_that_change_every_step() -> None:
-    """The batch is what matters: however a step is divided, all ranks together take the same samples."""
+    """For every split of a step, all ranks together take the same samples."""
     generator = random.Random(0)
     splits = [(27, 18, 13, 6), (16, 16, 16, 16), (64, 0, 0, 0), (1, 1, 1, 61)]
     by_split = {split: ranks(200, split) for split in splits}
@@ -80,7 +80,7 @@ def test_a_step_takes_the_same_samples_under_every_split(split: tuple[int, ...])
         assert taken(ranks(200, split), step) == taken(ranks(200, (64,)), step)
 
 
-def test_a_rank_takes_as_many_samples_as_its_split_says() -> None:
+def test_a_rank_takes_as_many_samples_as_its_split_states() -> None:
     batches = ranks(640, (27, 18, 13, 6))
     for step in range(10):
         assert [len(each.indices(step)[0]) for each in batches] == [27, 18, 13, 6]
@@ -90,7 +90,7 @@ def test_a_rank_takes_as_many_samples_as_its_split_says() -> None:
 # --- the short last batch ----------------------------------------------------------------------------------------------
 
 
-def test_the_last_batch_is_short_keeps_its_proportions_and_says_its_true_size() -> None:
+def test_the_last_batch_is_short_keeps_its_proportions_and_has_its_true_size() -> None:
     """100 = 64 + 36; 36/64 of 32, 16, 8, 8 is 18, 9, 4.5, 4.5."""
     batches = ranks(100, (32, 16, 8, 8))
     assert batches[0].steps_per_epoch == 2
@@ -117,7 +117,7 @@ def test_the_epoch_after_a_short_batch_starts_with_a_whole_one() -> None:
 
 
 def test_all_ranks_share_one_permutation() -> None:
-    """Slices of different ranks never meet: only possible if all cut the same order."""
+    """Slices of different ranks are disjoint: only possible if all slice the same order."""
     batches = ranks(128, (40, 24), seed=7)
     assert not set(batches[0].indices(0)[0].tolist()) & set(batches[1].indices(0)[0].tolist())
     assert taken(batches, 0) + taken(batches, 1) == taken(ranks(128, (128,), seed=7), 0)
@@ -131,8 +131,8 @@ def test_epochs_and_seeds_have_different_orders() -> None:
     assert all(order != sorted(order) for order in orders)
 
 
-def test_a_step_is_the_same_whenever_it_is_asked_for() -> None:
-    """Any rank can resume anywhere: steps may be taken in any order, by a fresh object, whatever torch's generator did."""
+def test_a_step_is_the_same_whenever_it_is_taken() -> None:
+    """Any rank can resume at any step: in any order, with a new object, independent of torch's generator."""
     straight = Batches(numbers(100), (32, 16), 1, seed=3)
     expected = [straight.indices(step)[0].tolist() for step in range(8)]
     torch.manual_seed(99)
@@ -163,7 +163,7 @@ def test_a_batch_of_tensors_holds_the_samples_of_its_indices() -> None:
 
 
 def test_a_list_style_data_set_gives_the_same_samples_as_tensors() -> None:
-    listed = Batches(Words(50), (20, 12), 1, seed=4)
+    listed = Batches(ListStyle(50), (20, 12), 1, seed=4)
     tensors = Batches(numbers(50), (20, 12), 1, seed=4)
     (rows, labels), size, total = listed.take(1)
     assert (size, total) == tensors.take(1)[1:] == (7, 18)

@@ -1,7 +1,7 @@
-"""All ranks together see what one process sees, whatever the splits, the data and its order; also after a checkpoint.
+"""All ranks together read what one process reads, for all splits, data sets and orders; also after a checkpoint.
 
-Ranks are several `TrainingData` in one process, each run through an epoch after the other: what rank 0 shares is kept for
-those that come later.
+Ranks are several `TrainingData` in one process, which run an epoch one after another: values that rank 0 shares are kept for
+the later ranks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Case:
-    """A job: its data, how it is asked for, and the splits of its steps."""
+    """A job: its data set, its arguments of `batches`, and the splits of its steps."""
 
     num_samples: int
     kind: str
@@ -140,7 +140,7 @@ def test_all_ranks_together_see_what_one_process_sees(case: Case) -> None:
     (alone,) = job((case.global_batch,), case, Holder())
     for epoch in range(2):
         steps = [checked(step, case) for step in run(ranks, case, source)]
-        if case.kind == "sampler":  # it draws anew for the process that is alone
+        if case.kind == "sampler":  # it draws again for the reference process
             order = holder.shared[epoch]
             whole = [order[n : n + case.global_batch] for n in range(0, len(order), case.global_batch)]
         else:
@@ -170,7 +170,7 @@ def test_a_job_goes_on_with_other_ranks_where_it_was(case: Case, data: st.DataOb
     expected = case.expected()
     left_out = len(expected) % case.global_batch if case.how.get("drop_last") else 0
     num_steps = -(-(len(expected) - left_out) // case.global_batch)
-    if len(begun) == num_steps:  # it was at the end: this is the next epoch
+    if len(begun) == num_steps:  # the checkpoint was at the end: this is the next epoch
         begun = []
     used = list(chain(*begun, *rest))
     assert len(used) == len(set(used)) == len(expected) - left_out

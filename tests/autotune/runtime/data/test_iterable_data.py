@@ -1,4 +1,4 @@
-"""Iterable-style data sets: every rank goes through the stream and keeps its slice of each global batch."""
+"""Iterable-style data sets: every rank reads the stream and keeps its slice of each global batch."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def test_ranks_keep_their_slice_of_each_batch() -> None:
     ranks = [list(TrainingData((3, 1), rank, seed=0).batches(Stream(10))) for rank in range(2)]
     assert [[dealt.batch.tolist() for dealt in each] for each in ranks] == [
         [[0, 1, 2], [4, 5, 6], [8, 9]],
-        [[3], [7], [8]],  # the last does not count
+        [[3], [7], [8]],  # the last has weight 0
     ]
     assert [[dealt.weight for dealt in each] for each in ranks] == [[0.75, 0.75, 1.0], [0.25, 0.25, 0.0]]
     assert [[dealt.step for dealt in each] for each in ranks] == [[0, 1, 2]] * 2
 
 
-def test_epochs_count_themselves_and_the_stream_is_told() -> None:
+def test_epochs_are_counted_and_set_on_the_stream() -> None:
     data, stream = TrainingData((4,), 0, seed=0), Stream(4)
     batches = data.batches(stream)
     assert [dealt.batch[0].item() for _ in range(3) for dealt in batches] == [0, 100, 200]
@@ -97,7 +97,7 @@ def test_a_split_may_change_before_any_step() -> None:
         data.resplit(2, (2, 2))
 
 
-def test_a_length_is_known_if_the_data_set_says_it() -> None:
+def test_a_length_is_known_if_the_data_set_has_one() -> None:
     data = TrainingData((4,), 0, seed=0)
     assert len(data.batches(Sized(10))) == 3
     assert len(data.batches(Sized(10), drop_last=True)) == 2
@@ -105,7 +105,7 @@ def test_a_length_is_known_if_the_data_set_says_it() -> None:
         len(data.batches(Stream(10)))
 
 
-def test_a_loader_of_a_stream_is_taken_apart() -> None:
+def test_the_parts_of_a_loader_of_a_stream_are_used() -> None:
     data, loader = TrainingData((4,), 0, seed=0), DataLoader(Stream(10), batch_size=4, drop_last=True)
     assert found(data, loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert found(data, loader)[0] == [100, 101, 102, 103]

@@ -1,4 +1,4 @@
-"""Orders that a sampler gives: asked in every epoch, rank 0's on all ranks, kept in checkpoints."""
+"""Orders of a sampler: iterated in every epoch, rank 0's on all ranks, kept in checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUMBERS = list(range(20))
 
 
 class Growing:
-    """Epoch e has 6 + 3e samples, drawn anew whenever it is asked."""
+    """Epoch e has 6 + 3e samples, drawn at each iteration."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random, self.epochs = random.Random(seed), [0]

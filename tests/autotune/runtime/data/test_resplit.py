@@ -1,4 +1,4 @@
-"""Splits that change while training: every sample once per epoch, whatever was fetched ahead; and a job that goes on."""
+"""Splits that change during training: every sample once per epoch, also with read-ahead; and resumed jobs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORKERS = Loading(num_workers=1, timeout_s=60)
 
 
 class Numbers(Dataset[int]):
-    """Sample k is k; one of them cannot be read, if it is said which."""
+    """Sample k is k; reading the sample that is given fails."""
 
     def __init__(self, num_samples: int, broken: int = -1) -> None:
         self._num_samples, self._broken = num_samples, broken
@@ -99,7 +99,7 @@ def test_every_sample_is_used_once_where_workers_read_far_ahead() -> None:
 
 def test_a_split_holds_from_its_step_until_the_next() -> None:
     order = SampleOrder(100, (10, 0), 0, seed=0)
-    assert {len(order.part(step).indices) for step in range(9)} == {10}  # somebody looked ahead
+    assert {len(order.part(step).indices) for step in range(9)} == {10}  # a loader reads ahead
     order.resplit(3, (4, 6))
     order.resplit(7, (0, 10))
     order.resplit(5, (1, 9))
@@ -126,12 +126,12 @@ def test_a_split_from_a_step_that_was_taken_is_refused() -> None:
 # --- workers ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_fetched_ahead_and_still_fits_is_not_fetched_again() -> None:
-    """Rank 0's slice stays, rank 1's does not: only rank 1's loader asks again, and from the changed step on."""
+def test_a_batch_that_was_read_ahead_and_still_matches_is_not_read_again() -> None:
+    """Only rank 1's slice changes: only its loader requests batches again, from the changed step on."""
     ranks = [Batches(Numbers(100), (4, 3, 3), rank, seed=0, loading=WORKERS) for rank in range(3)]
     for each in ranks:
         each.take(0)
-    asked = [list(each._ahead._asked) for each in ranks if each._ahead is not None]
+    asked = [list(each._ahead._requested) for each in ranks if each._ahead is not None]
     for each in ranks:
         each.resplit(2, (4, 5, 1))
     assert [each._ahead._next for each in ranks if each._ahead is not None] == [asked[0][-1].step + 1, 2, 2]
@@ -161,7 +161,7 @@ def test_a_sample_that_cannot_be_read_fails_the_step_and_leaves_no_worker() -> N
     assert not any(worker.is_alive() for worker in workers)
 
 
-def test_a_data_set_need_not_bear_an_empty_list_of_indices() -> None:
+def test_a_data_set_need_not_support_an_empty_list_of_indices() -> None:
     class Stacked(Numbers):
         def __getitems__(self, indices: list[int]) -> list[int]:
             return [indices[0], *indices[1:]]
@@ -226,7 +226,7 @@ def test_a_rank_without_a_share_gets_no_work() -> None:
     assert set(deal(torch.rand(50).double() + 0.1, (3, 0, 1)).tolist()) == {0, 2}
 
 
-def test_equal_work_is_dealt_as_the_split_says() -> None:
+def test_equal_work_is_dealt_as_the_split_states() -> None:
     owners = deal(torch.ones(64, dtype=torch.float64), (27, 18, 13, 6))
     assert torch.bincount(owners).tolist() == [27, 18, 13, 6]
 

@@ -1,4 +1,4 @@
-"""A script's data sets: epochs that count themselves, found again from epoch to epoch and after a checkpoint."""
+"""The data sets of a script: counted epochs, and sources that are reused in later epochs and after a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ def epoch_of(data: TrainingData, dataset: Any, epoch: int | None = None, **how: 
 
 
 def test_epochs_count_themselves() -> None:
-    """A loop without `epoch=` once trained on the same order again and again."""
-    told, alone, kept = (TrainingData((3, 5), 0, seed=1) for _ in range(3))
-    expected = [epoch_of(told, TRAIN, epoch) for epoch in range(3)]
-    assert [epoch_of(alone, TRAIN) for _ in range(3)] == expected
+    """A loop without `epoch=` must not train on the same order in every epoch."""
+    given, counted, kept = (TrainingData((3, 5), 0, seed=1) for _ in range(3))
+    expected = [epoch_of(given, TRAIN, epoch) for epoch in range(3)]
+    assert [epoch_of(counted, TRAIN) for _ in range(3)] == expected
     batches = kept.batches(TRAIN)
     assert [[dealt.batch[0].tolist() for dealt in batches] for _ in range(3)] == expected
     assert expected[0] != expected[1] != expected[2]
 
 
 def test_an_epoch_that_was_left_early_counts() -> None:
-    told, alone = TrainingData((3, 5), 0, seed=1), TrainingData((3, 5), 0, seed=1)
-    for dealt in alone.batches(TRAIN):
+    given, counted = TrainingData((3, 5), 0, seed=1), TrainingData((3, 5), 0, seed=1)
+    for dealt in counted.batches(TRAIN):
         if dealt.step == 2:
             break
-    assert epoch_of(alone, TRAIN) == epoch_of(told, TRAIN, 1)
+    assert epoch_of(counted, TRAIN) == epoch_of(given, TRAIN, 1)
 
 
 def test_a_given_epoch_is_the_same_again_and_the_next_counts_on_from_it() -> None:
-    told, alone = TrainingData((3, 5), 0, seed=1), TrainingData((3, 5), 0, seed=1)
-    fifth = alone.batches(TRAIN, epoch=4)
+    given, counted = TrainingData((3, 5), 0, seed=1), TrainingData((3, 5), 0, seed=1)
+    fifth = counted.batches(TRAIN, epoch=4)
     assert [dealt.step for dealt in fifth] == [dealt.step for dealt in fifth] == list(range(28, 35))
-    assert epoch_of(alone, TRAIN) == epoch_of(told, TRAIN, 5)
+    assert epoch_of(counted, TRAIN) == epoch_of(given, TRAIN, 5)
     with pytest.raises(SpecError, match="epoch is -1: epochs are counted from 0"):
-        epoch_of(alone, TRAIN, -1)
+        epoch_of(counted, TRAIN, -1)
 
 
 def test_steps_count_on_from_epoch_to_epoch_and_a_length_is_that_of_one() -> None:
@@ -59,9 +59,9 @@ def test_steps_count_on_from_epoch_to_epoch_and_a_length_is_that_of_one() -> Non
 
 def test_the_same_data_in_another_order_counts_its_own_epochs() -> None:
     """Evaluation on training data, between its epochs."""
-    told, data = TrainingData((8,), 0, seed=1), TrainingData((8,), 0, seed=1)
+    given, data = TrainingData((8,), 0, seed=1), TrainingData((8,), 0, seed=1)
     for epoch in range(2):
-        assert epoch_of(data, TRAIN, num_workers=0) == epoch_of(told, TRAIN, epoch)
+        assert epoch_of(data, TRAIN, num_workers=0) == epoch_of(given, TRAIN, epoch)
         assert list(chain(*epoch_of(data, TRAIN, shuffle=False))) == list(range(50))
     assert data.next_step == 14
 
@@ -82,7 +82,7 @@ def test_an_empty_data_set_is_refused() -> None:
         TrainingData((3, 5), 0, seed=1).batches([])
 
 
-def test_each_call_says_how_its_batches_are_made() -> None:
+def test_each_call_has_settings_of_its_own() -> None:
     data, numbers = TrainingData((4,), 0, seed=1), [1, 2, 3, 4]
 
     def made(offset: int) -> list[int]:
@@ -134,7 +134,7 @@ def test_a_split_without_data_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("min_samples", "shown"), [(1, [0]), (2, [0, 1])])
-def test_a_rank_without_a_sample_is_given_some_that_do_not_count(min_samples: int, shown: list[int]) -> None:
+def test_a_rank_without_samples_gets_some_of_weight_0(min_samples: int, shown: list[int]) -> None:
     data = TrainingData((0, 8), 0, seed=1, min_samples=min_samples)
     found = [(dealt.batch[0].tolist(), dealt.weight, dealt.num_samples) for dealt in data.batches(TRAIN)]
     assert found == [(shown, 0.0, 0)] * 7

@@ -28,7 +28,7 @@ def test_slices_follow_each_other(split: list[int], fewest: int) -> None:
     for length in range(1, sum(split) + 1):
         slices = [slice_of(split, length, rank, fewest) for rank in range(len(split))]
         assert [n for each in slices for n in range(length)[each]] == list(range(length))
-    assert [each.stop - each.start for each in slices] == split  # a whole batch is divided as it is said
+    assert [each.stop - each.start for each in slices] == split  # a whole batch has the stated split
 
 
 def test_a_whole_samples_more_where_it_must_be() -> None:

@@ -24,7 +24,7 @@ SAMPLES = 6
 
 @dataclass
 class FakeTime:
-    """A clock that only sleeping moves, or also looking at it: real work that takes time."""
+    """A clock that advances by sleeping, and optionally by reading it: real work that takes time."""
 
     now: float = 100.0
     tick_s: float = 0.0
@@ -127,10 +127,10 @@ def slow(graph: OpGraph, step_s: float, *, launch_s: float = 0.0) -> Device:
 
 @pytest.mark.parametrize("build", MODELS)
 @pytest.mark.parametrize("launch_s", [0.0, 0.05])
-def test_a_step_takes_exactly_what_the_cost_function_says(
+def test_a_step_takes_exactly_the_time_of_the_cost_function(
     build: Callable[[], nn.Module], launch_s: float, fake: FakeTime
 ) -> None:
-    """On a machine whose real work takes no time, so that nothing but the pacer's arithmetic counts."""
+    """On a machine whose real work takes no time, so that only the pacer's arithmetic counts."""
     model = build()
     graph = graph_of(model)
     device = slow(graph, 10.0, launch_s=launch_s)
@@ -152,8 +152,8 @@ def test_a_step_of_more_samples_takes_more_time(fake: FakeTime) -> None:
         assert fake.now - begin_s == pytest.approx(compute_s(graph, device, count), abs=2 * SLACK_S)
 
 
-def test_real_work_vanishes_in_the_sleep(fake: FakeTime) -> None:
-    """Every look at the clock costs 50 ms of real work; the step still takes ten seconds."""
+def test_real_work_is_hidden_in_the_sleep(fake: FakeTime) -> None:
+    """Every reading of the clock costs 50 ms of real work; the step still takes ten seconds."""
     model = mlp()
     graph = graph_of(model)
     pacer = DevicePacer(model, graph, slow(graph, 10.0))
@@ -189,8 +189,8 @@ def test_a_machine_that_keeps_the_pace_is_not_late(fake: FakeTime) -> None:
     assert pacer.late_s == 0.0
 
 
-def test_a_machine_slower_than_the_device_says_by_how_much(fake: FakeTime) -> None:
-    """The device needs a millisecond in all, real work a second between any two looks at the clock."""
+def test_a_machine_slower_than_the_device_reports_by_how_much(fake: FakeTime) -> None:
+    """The device needs a millisecond in total, real work a second between two readings of the clock."""
     model = mlp()
     graph = graph_of(model)
     pacer = DevicePacer(model, graph, slow(graph, 0.001))
@@ -203,7 +203,7 @@ def test_a_machine_slower_than_the_device_says_by_how_much(fake: FakeTime) -> No
     assert fake.naps == []
 
 
-def test_being_late_is_forgotten_when_the_next_step_begins(fake: FakeTime) -> None:
+def test_the_delay_is_reset_when_the_next_step_begins(fake: FakeTime) -> None:
     model = mlp()
     graph = graph_of(model)
     pacer = DevicePacer(model, graph, slow(graph, 10.0))
@@ -223,7 +223,7 @@ def test_being_late_is_forgotten_when_the_next_step_begins(fake: FakeTime) -> No
 def accumulation_times(model: nn.Module, graph: OpGraph, device: Device, fake: FakeTime) -> dict[str, float]:
     """When each parameter's gradient was accumulated, from the step's begin.
 
-    Whoever waits for gradients may have come before the pacer, so these hooks are registered first.
+    A waiter for gradients may register its hooks before the pacer, so these hooks are registered first.
     """
     times: dict[str, float] = {}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -237,7 +237,7 @@ def accumulation_times(model: nn.Module, graph: OpGraph, device: Device, fake: F
 
 
 def due_times(graph: OpGraph, device: Device, layers: tuple[str, ...]) -> dict[str, float]:
-    """When the gradients of each layer are there: after forward, the loss, and backward from the last layer to it."""
+    """When the gradients of each layer are computed: after forward, the loss, and backward from the last layer to it."""
     ops = {op.name: op for op in graph.ops}
     due_s = sum(op_s(op, device, SAMPLES) for op in graph.ops)
     due_s += op_s(ops[LOSS], device, SAMPLES, backward=True) + op_s(ops["(model)"], device, SAMPLES, backward=True)
@@ -260,7 +260,7 @@ def test_a_gradient_is_accumulated_only_after_its_layer_has_slept(fake: FakeTime
             assert found[f"{layer}.{kind}"] == pytest.approx(due[layer], abs=2 * SLACK_S), f"layer {layer}"
 
 
-def test_a_layer_whose_weights_are_tied_to_an_earlier_one_sleeps_in_its_own_turn(fake: FakeTime) -> None:
+def test_a_layer_whose_weights_are_tied_to_an_earlier_one_sleeps_at_its_own_time(fake: FakeTime) -> None:
     """The tied gradient is complete only at the end; the layers between must not be early for it."""
     model = nn.Sequential(*(nn.Linear(12, 12, bias=False) for _ in range(3)))
     model[2].weight = model[0].weight

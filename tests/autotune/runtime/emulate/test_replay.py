@@ -1,4 +1,4 @@
-"""A replayed trace tells a rank's surroundings of every change, once, and puts everything back."""
+"""A replayed scenario sets the surroundings of a rank once per change, and restores them at the end."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from autotune.workloads.scenario_file import load_scenario, parse_scenario
 MIXED = load_cluster("mixed4")
 
 
-def replay(trace: str, rank: int = 0) -> tuple[Replay, list[Cluster]]:
-    heard: list[Cluster] = []
-    return Replay(ChangingCluster(MIXED, load_scenario(trace)), rank, heard.append), heard
+def replay(scenario: str, rank: int = 0) -> tuple[Replay, list[Cluster]]:
+    changes: list[Cluster] = []
+    return Replay(ChangingCluster(MIXED, load_scenario(scenario)), rank, changes.append), changes
 
 
 def bandwidth(cluster: Cluster) -> float:
@@ -30,26 +30,26 @@ def bandwidth(cluster: Cluster) -> float:
     return cluster.hosts[0].link.up_bytes_per_s
 
 
-def test_a_change_is_told_once_and_undone_at_the_end() -> None:
-    replayed, heard = replay("bandwidth-swing")
+def test_a_change_is_set_once_and_restored_at_the_end() -> None:
+    replayed, changes = replay("bandwidth-swing")
     for step in range(100):
         replayed.enter(num_steps=step, trained_s=0.0)
     replayed.leave()
-    assert [bandwidth(cluster) for cluster in heard] == [125e6, 31.25e6, 125e6, 125e6]
-    assert heard[-1] is MIXED
+    assert [bandwidth(cluster) for cluster in changes] == [125e6, 31.25e6, 125e6, 125e6]
+    assert changes[-1] is MIXED
 
 
-def test_two_trainers_that_take_turns_meet_the_same_changes() -> None:
-    replayed, heard = replay("link-drop")
+def test_two_interleaved_trainers_have_the_same_changes() -> None:
+    replayed, changes = replay("link-drop")
     for step in (38, 38, 39, 39, 40, 40):
         replayed.enter(num_steps=step, trained_s=0.0)
-    assert len(heard) == 1
+    assert len(changes) == 1
     replayed.enter(num_steps=39, trained_s=0.0)
-    assert len(heard) == 2, "a trainer that is behind gets the mix of its own step"
-    assert heard[-1] is MIXED
+    assert len(changes) == 2, "a trainer that is behind gets the cluster of its own step"
+    assert changes[-1] is MIXED
 
 
-def test_a_rank_learns_its_own_device() -> None:
+def test_a_rank_gets_its_own_device() -> None:
     speeds = [replay("busy-neighbour", rank)[0].enter(num_steps=50, trained_s=0.0).flops_per_s for rank in (0, 1)]
     assert speeds[0] == pytest.approx(0.8e9, rel=1e-3)
     assert speeds[1] == 1.6e9
@@ -62,7 +62,7 @@ def test_time_is_seconds_of_training() -> None:
     assert replayed.enter(num_steps=1, trained_s=2.0).flops_per_s == 1.2e9
 
 
-def test_a_trace_needs_the_lab_of_its_own_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scenario_needs_the_lab_of_its_own_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosts, "STATE_FOLDER", tmp_path)
     with pytest.raises(SpecError, match="not up"):
         lab_surroundings("here", MIXED, 0)

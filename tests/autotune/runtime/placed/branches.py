@@ -12,9 +12,9 @@ from autotune.runtime.placed.parts import Part, Source
 from autotune.runtime.placed.shards import ClassShardedLoss, own_rows, shard_of
 from autotune.runtime.placed.stages import Assembly, Chain, StageBlocks, add_chain, even_stages, parameter_names
 from autotune.runtime.placed.vocabulary import Vocabulary
-from autotune.schedule.shapes import k_shape
 from autotune.workloads.blocks import Block, BlockGraph
 from tests.autotune.runtime.placed.placements import Placed
+from tests.autotune.schedule.shapes import k_shape
 
 TOKENS, WIDTH, CLASSES = 24, 8, 10
 SECOND_WEIGHT = 0.5

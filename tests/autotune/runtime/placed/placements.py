@@ -1,4 +1,4 @@
-"""Workloads on the placements of `autotune.schedule.shapes`: what each block of a shape computes here, and running it on threads."""
+"""Workloads on the placements of `tests.autotune.schedule.shapes`: what each block of a shape computes here, and running it on threads."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from autotune.runtime.placed.stages import (
     stage_modules,
 )
 from autotune.runtime.placed.vocabulary import Vocabulary
-from autotune.schedule.shapes import m_shape, nn_shape, v_shape, x_shape
 from autotune.schedule.timing import timetable
 from autotune.workloads.blocks import Block, BlockGraph, Timetable
 from autotune.workloads.models.gpt import Positions
 from autotune.workloads.workload import Workload
+from tests.autotune.schedule.shapes import m_shape, nn_shape, v_shape, x_shape
 from tests.gloo_ranks import on_ranks
 
 

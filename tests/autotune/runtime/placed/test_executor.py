@@ -52,7 +52,7 @@ def check(placed, workload, table, cut, *, loss=None):
 
 
 def compare(case, loss):
-    """Two steps: shapes are told in the first and known in the second."""
+    """Two steps: shapes are sent in the first and reused in the second."""
     expected, total = reference(case.model, loss, case.batch, case.cut)
     ran = run(case, num_steps=2)
     dtype = next(case.model.parameters()).dtype

@@ -1,4 +1,4 @@
-"""What cannot run is refused at the door; a rank that fails takes the others along, and none waits for ever."""
+"""Validation refuses what cannot run; if a rank fails, the others fail too, and none waits for ever."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from autotune.runtime.placed.executor import Executor
 from autotune.runtime.placed.parts import Part, Program, Source
 from autotune.runtime.placed.routes import make_routes
 from autotune.runtime.placed.shared_gradients import SharedGradients
-from autotune.schedule.shapes import m_shape, v_shape
 from autotune.workloads.errors import SpecError
 from autotune.workloads.models import gpt
 from tests.autotune.runtime.placed.placements import m_vocabulary, random_table
+from tests.autotune.schedule.shapes import m_shape, v_shape
 from tests.gloo_ranks import on_ranks
 
 

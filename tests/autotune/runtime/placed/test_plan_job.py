@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from itertools import groupby
 
 import pytest
 import torch
@@ -12,12 +13,15 @@ from torch.utils.data import TensorDataset
 from autotune.runtime.placed.batch_cut import BatchCut
 from autotune.runtime.placed.plan_job import lanes_of, plan_job
 from autotune.workloads.capture import capture
+from autotune.workloads.cluster import Cluster, Device, Host
 from autotune.workloads.errors import SpecError
 from autotune.workloads.models import gpt, resnet
 from autotune.workloads.models.base import SupervisedWorkload
+from autotune.workloads.pass_names import parse_pass
 from autotune.workloads.plan import BatchPlan, PipelinePlan, Plan, default_plan
 from tests.autotune.runtime.placed.placements import Case, Placed, run
 from tests.autotune.runtime.placed.reference import TOLERANCE, batch_of, reference, relative_error, seeded
+from tests.autotune.simulate.test_closed_forms import make_simulator
 
 
 def costs(workload):
@@ -55,6 +59,37 @@ def test_uneven_replicas_are_exact(name, ranks, samples, schedule):
     ran = run(Case(placed=placed, model=model, table=job.table, batch=batch, cut=cut), num_steps=2)
     assert relative_error(ran.gradients(), expected) < TOLERANCE[workload.dtype]
     assert ran.loss == pytest.approx(total)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero-bubble", "searched"])
+@pytest.mark.parametrize(
+    ("ranks", "samples", "sliced"),
+    [
+        (((1,), (0,)), (16, 16), False),
+        (((0, 1), (2, 3)), (12, 4, 12, 4), False),
+        (((0, 1), (2,)), (12, 4, 16), True),
+        (((0, 1), (2, 3)), (12, 4, 6, 10), True),
+    ],
+)
+def test_simulator_and_runtime_name_every_pass_alike(ranks, samples, sliced, schedule):
+    """Rank by rank, in order; a rank whose neighbours cut its share elsewhere runs a pass in slices, one after another."""
+    workload = resnet.workload(size="tiny", dtype="float64", global_batch=16)
+    graph = costs(workload)
+    first = [op.name for op in graph.ops].index("3") + 1
+    pipeline = PipelinePlan(first_ops=(0, first), stage_ranks=ranks, micro_batches=2, schedule=schedule)
+    if schedule == "searched":
+        pipeline = replace(pipeline, order=SEARCHED)
+    plan = Plan(batch=BatchPlan(samples=samples), pipeline=pipeline)
+    devices = (Device(name="d", flops_per_s=1e9),) * len(samples)
+    cluster = Cluster(name="one host", hosts=(Host(name="host", devices=devices),))
+    predicted = make_simulator(graph, cluster, 16).stage_table(plan)
+    ran = plan_job(workload, plan, graph).table
+    for expected, found in zip(predicted.order, ran.order, strict=True):
+        passes = [(str(parse_pass(slot.block).whole_share), slot.microbatch) for slot in found]
+        assert [one for one, _ in groupby(passes)] == [(slot.block, slot.microbatch) for slot in expected]
+    names = {block.name for block in ran.graph.blocks}
+    assert names.issuperset(block.name for block in predicted.graph.blocks)
+    assert (len(names) > len(predicted.graph.blocks)) == sliced
 
 
 class Weighted(SupervisedWorkload):

@@ -12,7 +12,6 @@ from torch.utils.data import TensorDataset
 
 from autotune.runtime.data.batches import batches_of
 from autotune.runtime.placed.batch_cut import BatchCut, even_cut, for_samples
-from autotune.runtime.placed.block_costs import priced
 from autotune.runtime.placed.stages import (
     Assembly,
     Chain,
@@ -28,14 +27,15 @@ from autotune.runtime.placed.trainer import PipelineJob, PipelineTrainer
 from autotune.runtime.train.trainer import RankContext
 from autotune.schedule.answer import as_timeline
 from autotune.schedule.classic import classic_orders, find_chain
-from autotune.schedule.shapes import v_shape
 from autotune.schedule.timing import timetable
 from autotune.workloads.capture import capture
 from autotune.workloads.cluster import Device
 from autotune.workloads.errors import InfeasiblePlanError, SpecError
 from autotune.workloads.models import gpt, resnet
+from tests.autotune.runtime.placed.block_costs import priced
 from tests.autotune.runtime.placed.placements import v_placed, x_placed
 from tests.autotune.runtime.placed.reference import seeded
+from tests.autotune.schedule.shapes import v_shape
 from tests.gloo_ranks import on_ranks
 
 SEED = 5
@@ -195,7 +195,7 @@ def test_emulated_devices_take_as_long_as_predicted_and_blocks_are_on_the_timeli
     predicted = as_timeline(job.table)
     for rank, (_, steps, _) in enumerate(outcomes):
         measured = steps[-1].timeline(rank)
-        mine = [span for span in measured.spans if span.lane == "compute" and span.kind != "optimizer"]
+        mine = [span for span in measured.spans if span.track == "compute" and span.kind != "optimizer"]
         expected = [span for span in predicted.spans if span.rank == rank]
         assert [(span.op, span.kind) for span in mine] == [(span.op, span.kind) for span in expected]
         busy_s = sum(span.duration_s for span in expected)

@@ -1,4 +1,4 @@
-"""Codecs as lines over the bytes of a gradient: exact on a clock that only they move."""
+"""Codecs as lines over the bytes of a gradient: exact on a clock that only codecs advance."""
 
 from __future__ import annotations
 

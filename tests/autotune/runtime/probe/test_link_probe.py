@@ -1,4 +1,4 @@
-"""How an exchange is timed at several sizes, with an exchange and a job made up for it."""
+"""The timing of an exchange at several sizes, with a fake exchange and a fake job."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from autotune.runtime.probe.link_probe import ProbeBudget, message_rows, pairs_t
 from autotune.runtime.probe.timed_collectives import AllGather, AllReduce, Broadcast, Exchange, GroupMember, Message
 
 GBIT = 125e6
-EFFORT = ProbeBudget()
+BUDGET = ProbeBudget()
 
 
 class Alone:
-    """A job whose other ranks say the same as this one."""
+    """A job whose other ranks share the same values as this one."""
 
     size = 2
 
@@ -52,46 +52,46 @@ class Known:
 
 
 def test_sizes_grow_by_four_up_to_the_largest() -> None:
-    rows = sweep(CONTROL, Known(100e-6, 10 * GBIT), EFFORT, kind="all-reduce")
+    rows = sweep(CONTROL, Known(100e-6, 10 * GBIT), BUDGET, kind="all-reduce")
     assert [row.num_bytes for row in rows] == [512 * 4**power for power in range(8)]
     assert rows[-1].num_bytes == 8 * 2**20
 
 
 def test_the_line_comes_back() -> None:
-    fit = TransferFit.measured(sweep(CONTROL, Known(5e-3, GBIT), EFFORT, kind="all-reduce"))
+    fit = TransferFit.measured(sweep(CONTROL, Known(5e-3, GBIT), BUDGET, kind="all-reduce"))
     assert fit.latency_s == pytest.approx(5e-3)
     assert fit.bytes_per_s == pytest.approx(GBIT)
     assert (fit.low, fit.high, fit.covers(2**23), fit.covers(2**24)) == (512, 2**23, True, False)
 
 
 def test_one_disturbed_loop_does_not_count() -> None:
-    rows = sweep(CONTROL, Known(1e-3, GBIT, disturbed=2), EFFORT, kind="all-reduce")
+    rows = sweep(CONTROL, Known(1e-3, GBIT, disturbed=2), BUDGET, kind="all-reduce")
     assert rows[0].seconds == pytest.approx(1e-3 + 512 / GBIT)
 
 
 def test_a_slow_link_ends_the_sweep_before_it_takes_too_long() -> None:
     slow = Known(0.0, GBIT / 100)
-    rows = sweep(CONTROL, slow, EFFORT, kind="all-reduce")
-    assert rows[-1].seconds * EFFORT.growth > EFFORT.longest_s
-    assert rows[-1].seconds < EFFORT.longest_s
+    rows = sweep(CONTROL, slow, BUDGET, kind="all-reduce")
+    assert rows[-1].seconds * BUDGET.growth > BUDGET.longest_s
+    assert rows[-1].seconds < BUDGET.longest_s
     assert sum(count * (num_bytes / slow.bytes_per_s) for num_bytes, count in slow.calls) < 5
 
 
 def test_quick_exchanges_are_repeated_and_slow_ones_are_not() -> None:
     exchange = Known(100e-6, GBIT)
-    sweep(CONTROL, exchange, EFFORT, kind="all-reduce")
+    sweep(CONTROL, exchange, BUDGET, kind="all-reduce")
     by_size = {size: [n for s, n in exchange.calls if s == size] for size, _ in exchange.calls}
     assert by_size[512] == [1, *[min(int(0.015 / (100e-6 + 512 / GBIT)), 50)] * 7]
     assert by_size[8 * 2**20] == [1, 1, 1]
 
 
 def test_wrong_elements_of_all_ranks_are_counted() -> None:
-    rows = sweep(CONTROL, Known(1e-3, GBIT, num_wrong=3), EFFORT, kind="all-reduce")
+    rows = sweep(CONTROL, Known(1e-3, GBIT, num_wrong=3), BUDGET, kind="all-reduce")
     assert {row.num_wrong for row in rows} == {6}
 
 
 @pytest.mark.parametrize("disturbed", [0, 4, 512, 131072])
-def test_a_message_is_what_is_left_of_there_and_back(disturbed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_is_a_round_trip_without_its_answer(disturbed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two latencies, one of which belongs to the answer; one disturbed size does not shift the others."""
 
     @dataclass
@@ -101,7 +101,7 @@ def test_a_message_is_what_is_left_of_there_and_back(disturbed: int, monkeypatch
             return super().loop(num_bytes, count) + count * back_s
 
     monkeypatch.setattr("autotune.runtime.probe.link_probe.Message", lambda *_: ThereAndBack(5e-3, GBIT))
-    rows = message_rows(CONTROL, cast("GroupMember", None), 0, 1, EFFORT)
+    rows = message_rows(CONTROL, cast("GroupMember", None), 0, 1, BUDGET)
     assert rows[0].num_bytes == 4
     for row in rows:
         if row.num_bytes != disturbed:
@@ -179,12 +179,12 @@ class FakeGroup:
 
 
 def exchange(kind: str, *, broken: bool) -> Exchange:
-    rank_context = GroupMember(group=cast("Any", FakeGroup(own=1, broken=broken)), device=torch.device("cpu"))
+    member = GroupMember(group=cast("Any", FakeGroup(own=1, broken=broken)), device=torch.device("cpu"))
     made: dict[str, Exchange] = {
-        "all-reduce": AllReduce(rank_context),
-        "broadcast": Broadcast(rank_context),
-        "all-gather": AllGather(rank_context),
-        "message": Message(rank_context, 0, 1),
+        "all-reduce": AllReduce(member),
+        "broadcast": Broadcast(member),
+        "all-gather": AllGather(member),
+        "message": Message(member, 0, 1),
     }
     return made[kind]
 

@@ -1,4 +1,4 @@
-"""Whose time is it? Modules that take stated times forward and backward, on a clock that only they move."""
+"""Attributed times of modules with stated forward and backward times, on a clock that only these modules advance."""
 
 from __future__ import annotations
 

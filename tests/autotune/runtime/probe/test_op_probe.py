@@ -1,4 +1,4 @@
-"""A rank's device as lines: emulated ones exactly, on a clock that only their pacing moves."""
+"""The device of a rank as lines: emulated devices exactly, on a clock that only pacing advances."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GRAPH = capture_workload(WORKLOAD, seed=0)
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Time that only sleeping moves, in the probe and in the pacer."""
+    """A clock that only sleeping advances, in the probe and in the pacer."""
     fake = SimpleNamespace(now=100.0)
 
     def sleep(seconds: float) -> None:
@@ -43,7 +43,7 @@ def rank_context(device: Device = SLOW) -> RankContext:
     return RankContext(rank=0, device=device, torch_device=torch.device("cpu"), graph=GRAPH)
 
 
-def test_an_emulated_devices_ops_take_what_the_cost_function_says(clock: SimpleNamespace) -> None:
+def test_an_emulated_devices_ops_take_the_time_of_the_cost_function(clock: SimpleNamespace) -> None:
     found = OpProbe(WORKLOAD, rank_context(), seed=0).measure(SIZES, rounds=3, budget_s=1.0)
     for size in found:
         assert size.step.compute_s == pytest.approx(compute_s(GRAPH, SLOW, size.num_samples), rel=1e-6)
@@ -52,7 +52,7 @@ def test_an_emulated_devices_ops_take_what_the_cost_function_says(clock: SimpleN
             assert size.op_s(op.name) == pytest.approx(both, abs=1e-9), op.name
 
 
-def test_the_ops_add_up_to_the_step_and_the_rest_is_told(clock: SimpleNamespace) -> None:
+def test_the_ops_sum_to_the_step_and_the_rest_is_recorded(clock: SimpleNamespace) -> None:
     found = OpProbe(WORKLOAD, rank_context(), seed=0).measure(SIZES, rounds=3, budget_s=1.0)
     profile = rank_profile(GRAPH, found, rank=0, device="slow", host="host0")
     for step in profile.steps:
@@ -97,7 +97,7 @@ def test_a_batch_that_does_not_fit_is_refused(clock: SimpleNamespace) -> None:
 
 
 def test_ops_are_taken_from_typical_passes_and_still_add_up() -> None:
-    """A pacer's debt is now one op's, now the next one's; medians of each op would lose it. A disturbed pass is dropped."""
+    """A pacer carries debts from one op to the next; medians of each op would lose them. A disturbed pass is dropped."""
     passes = [{"a": (1.0, 0.0), "b": (0.0, 0.0)}, {"b": (1.0, 0.0)}] * 3 + [{"a": (50.0, 9.0), "b": (0.0, 0.0)}]
     typical = op_probe._typical_ops(passes)
     assert sum(map(sum, typical.values())) == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""What tests of the engine share."""
+"""Fixtures of the reducers' tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small training jobs for the engine: models, optimizers, batches, and plain training to compare with."""
+"""Small training jobs for the reducers: models, optimizers, batches, and plain training to compare with."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from autotune.runtime.reduce.cross_step import Engine
-from autotune.runtime.reduce.scheduled import Setting
+from autotune.runtime.reduce.cross_step import CrossStepReducer
+from autotune.runtime.reduce.scheduled import ReducerSettings
 from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
 from tests.gloo_ranks import on_ranks
 
-IN_TURN = {"priority": "fifo", "credit_bytes": 10**9}
-"""With this nobody asks for grants."""
+FIXED_ORDER = {"priority": "fifo", "credit_bytes": 10**9}
+"""With this, ranks exchange no schedule."""
 SAMPLES = {1: (6,), 2: (4, 2), 3: (3, 1, 2)}
 BATCH = 6
 
@@ -106,9 +106,9 @@ def plan_of(num_ranks: int, **comm: Any) -> Plan:
     )
 
 
-def engine_of(model: nn.Module, optimizer: Optimizer, group: dist.ProcessGroup, **comm: Any) -> Engine:
-    setting = Setting(weight=SAMPLES[group.size()][group.rank()] / BATCH, timeout_s=15.0)
-    return Engine(model, optimizer, plan_of(group.size(), **comm), group, setting)
+def reducer_of(model: nn.Module, optimizer: Optimizer, group: dist.ProcessGroup, **comm: Any) -> CrossStepReducer:
+    settings = ReducerSettings(weight=SAMPLES[group.size()][group.rank()] / BATCH, timeout_s=15.0)
+    return CrossStepReducer(model, optimizer, plan_of(group.size(), **comm), group, settings)
 
 
 def distance(a: nn.Module, b: nn.Module) -> float:
@@ -119,31 +119,31 @@ def distance(a: nn.Module, b: nn.Module) -> float:
 
 def compare(
     size: int,
-    train: Callable[[nn.Module, Optimizer, Callable[[Tensor], Tensor], Engine | None], None],
+    train: Callable[[nn.Module, Optimizer, Callable[[Tensor], Tensor], CrossStepReducer | None], None],
     *,
     name: str = "mlp",
     optimizer_name: str = "adamw",
     **comm: Any,
-) -> list[Engine]:
-    """`train` with an engine on each rank leaves the parameters that it leaves without; the ranks' engines."""
+) -> list[CrossStepReducer]:
+    """Check that `train` results in the same parameters with a reducer on each rank as without; return the reducers."""
     plain = model_of(name)
     train(plain, OPTIMIZERS[optimizer_name](plain.parameters()), lambda x: x, None)
 
-    def run(group: dist.ProcessGroup) -> Engine:
+    def run(group: dist.ProcessGroup) -> CrossStepReducer:
         model = model_of(name)
         optimizer = OPTIMIZERS[optimizer_name](model.parameters())
-        engine = engine_of(model, optimizer, group, **comm)
+        reducer = reducer_of(model, optimizer, group, **comm)
         try:
-            train(model, optimizer, lambda x: own_rows(x, group), engine)
+            train(model, optimizer, lambda x: own_rows(x, group), reducer)
         except Exception as error:
-            engine.detach(error)
+            reducer.detach(error)
             raise
-        engine.detach()
+        reducer.detach()
         assert distance(model, plain) <= 1e-10
-        return engine
+        return reducer
 
-    engines = on_ranks(size, run)
-    for engine in engines:
-        if isinstance(engine, Exception):
-            raise engine
-    return engines
+    reducers = on_ranks(size, run)
+    for reducer in reducers:
+        if isinstance(reducer, Exception):
+            raise reducer
+    return reducers

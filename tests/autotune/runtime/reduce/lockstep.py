@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from autotune.runtime.codecs.factory import UnitShape, make_codec
+from autotune.runtime.codecs.factory import BufferShape, make_codec
 from autotune.runtime.codecs.protocol import GATHER, SUM, SWAP, Codec, Round
 from autotune.workloads.plan import CompressionPlan
 from autotune.workloads.plan.wire import Shape
@@ -46,8 +46,8 @@ class Ranks:
 
     @classmethod
     def of(cls, compression: CompressionPlan, shapes: Sequence[Shape], num_ranks: int) -> Ranks:
-        units = [UnitShape(shapes=tuple(shapes), rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)]
-        return cls([make_codec(compression, unit) for unit in units])
+        buffers = [BufferShape(shapes=tuple(shapes), rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)]
+        return cls([make_codec(compression, buffer) for buffer in buffers])
 
     def step(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Each rank's result."""

@@ -1,4 +1,4 @@
-"""Scheduled training equals plain training, whatever the optimizer, the model, the cuts and the order."""
+"""Scheduled training equals plain training for every optimizer, model, partition size and order."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from autotune.runtime.reduce.cross_step import Engine
+from autotune.runtime.reduce.cross_step import CrossStepReducer
 from autotune.runtime.transport.shard_group import ShardGroup
 from autotune.workloads.errors import SpecError
 from tests.autotune.runtime.reduce.cross_step_jobs import (
-    IN_TURN,
+    FIXED_ORDER,
     MODELS,
     OPTIMIZERS,
     batch,
     compare,
     distance,
-    engine_of,
     groups_of,
     loss_of,
     model_of,
     own_rows,
+    reducer_of,
     train_plainly,
 )
 from tests.gloo_ranks import on_ranks
@@ -48,7 +48,7 @@ def test_parameters_are_those_of_plain_training(size: int, name: str, optimizer_
         model = model_of(name)
         optimizer = OPTIMIZERS[optimizer_name](groups_of(model))
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
-        engine = engine_of(model, optimizer, group, crosses_steps=crosses_steps)
+        reducer = reducer_of(model, optimizer, group, crosses_steps=crosses_steps)
         for step in range(12):
             loss = loss_of(model, own_rows(batch(step), group))
             optimizer.zero_grad()
@@ -56,7 +56,7 @@ def test_parameters_are_those_of_plain_training(size: int, name: str, optimizer_
             optimizer.step()
             scheduler.step()
         state, model_state = optimizer.state_dict(), model.state_dict()
-        engine.detach()
+        reducer.detach()
         same_keys = _shape_of(state) == _shape_of(plain_optimizer.state_dict())
         return distance(model, plain), same_keys and list(model_state) == list(plain.state_dict())
 
@@ -71,31 +71,35 @@ def _shape_of(state: dict[str, Any]) -> Any:
     return states, [{k: v for k, v in group.items() if k != "lr"} for group in state["param_groups"]]
 
 
-def test_steps_really_cross() -> None:
-    """After the first, `step()` returns while gradients are under way: here until another rank has them."""
+def test_steps_really_overlap() -> None:
+    """After the first step, `step()` returns while gradients are in flight."""
 
-    def train(model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], engine: Engine | None) -> None:
+    def train(
+        model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], reducer: CrossStepReducer | None
+    ) -> None:
         for step in range(4):
             optimizer.zero_grad()
             loss_of(model, rows(batch(step))).backward()
             optimizer.step()
-        if engine is not None:
-            assert engine.barrier_reason == ""
+        if reducer is not None:
+            assert reducer.barrier_reason == ""
             assert "step" in vars(optimizer)
 
     compare(2, train)
 
 
 def test_gradients_accumulate_over_backward_passes() -> None:
-    """Inside no_sync(), and without it, where every pass exchanges what all have left so far."""
+    """Inside no_sync(), and without it, where every pass exchanges the sum so far."""
 
-    def train(model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], engine: Engine | None) -> None:
+    def train(
+        model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], reducer: CrossStepReducer | None
+    ) -> None:
         for step in range(6):
             optimizer.zero_grad()
             for micro in range(3):
                 loss = loss_of(model, rows(batch(10 * step + micro)))
-                if engine is not None and micro < 2 and step % 2:
-                    with engine.no_sync():
+                if reducer is not None and micro < 2 and step % 2:
+                    with reducer.no_sync():
                         loss.backward()
                 else:
                     loss.backward()
@@ -103,13 +107,15 @@ def test_gradients_accumulate_over_backward_passes() -> None:
 
     for crosses_steps in (True, False):
         compare(2, train, crosses_steps=crosses_steps)
-        compare(2, train, crosses_steps=crosses_steps, **IN_TURN)
+        compare(2, train, crosses_steps=crosses_steps, **FIXED_ORDER)
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("crosses_steps", [True, False])
 def test_gradients_may_be_zeroed_anywhere(set_to_none: bool, crosses_steps: bool) -> None:
-    def train(model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], _: Engine | None) -> None:
+    def train(
+        model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], _: CrossStepReducer | None
+    ) -> None:
         for step in range(6):
             loss = loss_of(model, rows(batch(step)))
             optimizer.zero_grad(set_to_none=set_to_none)
@@ -119,12 +125,14 @@ def test_gradients_may_be_zeroed_anywhere(set_to_none: bool, crosses_steps: bool
             model.zero_grad(set_to_none=set_to_none)
 
     compare(2, train, crosses_steps=crosses_steps)
-    compare(2, train, crosses_steps=crosses_steps, **IN_TURN)
+    compare(2, train, crosses_steps=crosses_steps, **FIXED_ORDER)
 
 
 @pytest.mark.parametrize("crosses_steps", [True, False])
-def test_gradients_thrown_away_are_gone(crosses_steps: bool) -> None:
-    def train(model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], _: Engine | None) -> None:
+def test_discarded_gradients_are_not_applied(crosses_steps: bool) -> None:
+    def train(
+        model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], _: CrossStepReducer | None
+    ) -> None:
         for step in range(6):
             loss_of(model, rows(batch(100 + step))).backward()
             optimizer.zero_grad()
@@ -136,18 +144,22 @@ def test_gradients_thrown_away_are_gone(crosses_steps: bool) -> None:
 
 
 def test_clipping_needs_all_gradients() -> None:
-    def train(model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], _: Engine | None) -> None:
+    def train(
+        model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], _: CrossStepReducer | None
+    ) -> None:
         for step in range(6):
             optimizer.zero_grad()
             loss_of(model, rows(batch(step))).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             optimizer.step()
 
-    assert all("between backward() and step()" in engine.barrier_reason for engine in compare(2, train))
+    assert all("between backward() and step()" in reducer.barrier_reason for reducer in compare(2, train))
 
 
 def test_loss_scaling_needs_all_gradients() -> None:
-    def train(model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], _: Engine | None) -> None:
+    def train(
+        model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], _: CrossStepReducer | None
+    ) -> None:
         scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
         for step in range(4):
             optimizer.zero_grad()
@@ -155,11 +167,13 @@ def test_loss_scaling_needs_all_gradients() -> None:
             scaler.step(optimizer)
             scaler.update()
 
-    assert all("between backward() and step()" in engine.barrier_reason for engine in compare(2, train))
+    assert all("between backward() and step()" in reducer.barrier_reason for reducer in compare(2, train))
 
 
 def test_clipping_that_begins_later_is_noticed_when_it_begins() -> None:
-    def train(model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], _: Engine | None) -> None:
+    def train(
+        model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], _: CrossStepReducer | None
+    ) -> None:
         for step in range(4):
             optimizer.zero_grad()
             loss_of(model, rows(batch(step))).backward()
@@ -167,17 +181,19 @@ def test_clipping_that_begins_later_is_noticed_when_it_begins() -> None:
                 nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             optimizer.step()
 
-    assert all("between backward() and step()" in engine.barrier_reason for engine in compare(2, train))
+    assert all("between backward() and step()" in reducer.barrier_reason for reducer in compare(2, train))
 
 
-def test_what_is_not_known_to_update_each_parameter_alone_does_not_cross() -> None:
-    class Mine(torch.optim.SGD):
+def test_an_optimizer_not_known_to_update_each_parameter_alone_does_not_overlap() -> None:
+    class OwnSgd(torch.optim.SGD):
         pass
 
-    OPTIMIZERS["mine"] = lambda p: Mine(p, lr=0.1)
+    OPTIMIZERS["own"] = lambda p: OwnSgd(p, lr=0.1)
     OPTIMIZERS["lbfgs"] = lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3)
 
-    def train(model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], _: Engine | None) -> None:
+    def train(
+        model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], _: CrossStepReducer | None
+    ) -> None:
         for step in range(3):
 
             def closure(step: int = step) -> Tensor:
@@ -186,21 +202,23 @@ def test_what_is_not_known_to_update_each_parameter_alone_does_not_cross() -> No
                 loss.backward()
                 return loss
 
-            if isinstance(optimizer, Mine):
+            if isinstance(optimizer, OwnSgd):
                 closure()
                 optimizer.step()
 
     try:
-        engines = compare(2, train, optimizer_name="mine")
-        assert all("Mine is not known" in engine.barrier_reason for engine in engines)
-        (engine,) = compare(1, train, optimizer_name="lbfgs")
-        assert "LBFGS is not known" in engine.barrier_reason
+        reducers = compare(2, train, optimizer_name="own")
+        assert all("OwnSgd is not known" in reducer.barrier_reason for reducer in reducers)
+        (reducer,) = compare(1, train, optimizer_name="lbfgs")
+        assert "LBFGS is not known" in reducer.barrier_reason
     finally:
-        del OPTIMIZERS["mine"], OPTIMIZERS["lbfgs"]
+        del OPTIMIZERS["own"], OPTIMIZERS["lbfgs"]
 
 
 def test_training_goes_on_from_a_checkpoint() -> None:
-    def train(model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], _: Engine | None) -> None:
+    def train(
+        model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], _: CrossStepReducer | None
+    ) -> None:
         kept: Any = None
         for step in (0, 1, 2, 3, 2, 3, 4):
             if step == 2:
@@ -216,11 +234,13 @@ def test_training_goes_on_from_a_checkpoint() -> None:
     compare(2, train)
 
 
-def test_a_look_at_the_model_sees_it_up_to_date() -> None:
+def test_evaluation_between_steps_reads_updated_parameters() -> None:
     """Evaluation between steps runs the same hooks."""
     seen: dict[bool, list[float]] = {True: [], False: []}
 
-    def train(model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], engine: Engine | None) -> None:
+    def train(
+        model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], reducer: CrossStepReducer | None
+    ) -> None:
         for step in range(5):
             optimizer.zero_grad()
             loss_of(model, rows(batch(step))).backward()
@@ -228,7 +248,7 @@ def test_a_look_at_the_model_sees_it_up_to_date() -> None:
                 loss_of(model, batch(99))
             optimizer.step()
             with torch.no_grad():
-                seen[engine is None].append(float(loss_of(model, batch(99))))
+                seen[reducer is None].append(float(loss_of(model, batch(99))))
 
     compare(2, train)
     assert seen[False][0::2] == pytest.approx(seen[True], rel=1e-9) or seen[False][:5] == pytest.approx(
@@ -237,12 +257,12 @@ def test_a_look_at_the_model_sees_it_up_to_date() -> None:
 
 
 def plain_steps(
-    model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], engine: Engine | None
+    model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], reducer: CrossStepReducer | None
 ) -> None:
     for step in range(6):
         for micro in range(2):
             loss = loss_of(model, rows(batch(10 * step + micro)))
-            with engine.no_sync() if engine is not None and micro == 0 else nullcontext():
+            with reducer.no_sync() if reducer is not None and micro == 0 else nullcontext():
                 loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -250,25 +270,25 @@ def plain_steps(
 
 @pytest.mark.parametrize("crosses_steps", [True, False])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_factors_make_up_the_gradient(size: int, crosses_steps: bool) -> None:
+def test_sufficient_factors_make_up_the_gradient(size: int, crosses_steps: bool) -> None:
     """Also of uneven batches, and of two backward passes."""
     compare(size, plain_steps, factors=("0", "4"), crosses_steps=crosses_steps)
 
 
-def test_factors_of_a_weight_that_is_used_elsewhere_too_are_refused() -> None:
+def test_sufficient_factors_of_a_shared_weight_are_refused() -> None:
     with pytest.raises(SpecError, match="embed"):
         compare(1, plain_steps, name="tied", factors=("embed",))
     with pytest.raises(SpecError, match="must be a Linear layer"):
         compare(1, plain_steps, name="tied", factors=("norm",))
 
 
-def test_a_layer_that_sent_factors_is_a_plain_one_again() -> None:
-    (engine,) = compare(1, plain_steps, factors=("0",))
-    assert all("forward" not in vars(module) for module in engine.model.modules())
+def test_a_layer_that_sent_sufficient_factors_is_a_plain_one_again() -> None:
+    (reducer,) = compare(1, plain_steps, factors=("0",))
+    assert all("forward" not in vars(module) for module in reducer.model.modules())
 
 
 @pytest.mark.parametrize("shares", [(0.0, 1.0, 0.0), (0.2, 0.3, 0.5)])
-def test_shards_and_servers_give_the_same_sum(shares: tuple[float, ...]) -> None:
+def test_owner_shards_and_servers_give_the_same_sum(shares: tuple[float, ...]) -> None:
     plain = model_of("mlp")
     plain_steps(plain, OPTIMIZERS["adam"](plain.parameters()), lambda x: x, None)
 
@@ -276,9 +296,9 @@ def test_shards_and_servers_give_the_same_sum(shares: tuple[float, ...]) -> None
         shards = ShardGroup(group, shares, chunk_bytes=64)
         model = model_of("mlp")
         optimizer = OPTIMIZERS["adam"](model.parameters())
-        engine = engine_of(model, optimizer, shards)
-        plain_steps(model, optimizer, lambda x: own_rows(x, group), engine)
-        engine.detach()
+        reducer = reducer_of(model, optimizer, shards)
+        plain_steps(model, optimizer, lambda x: own_rows(x, group), reducer)
+        reducer.detach()
         shards.close().join()
         return distance(model, plain)
 
@@ -294,9 +314,9 @@ def test_lossy_codecs_train_all_ranks_alike(codec: str) -> None:
     def run(group: dist.ProcessGroup) -> nn.Module:
         model = model_of("mlp")
         optimizer = OPTIMIZERS["sgd"](model.parameters())
-        engine = engine_of(model, optimizer, group, codec=codec, top_share=0.2)
-        plain_steps(model, optimizer, lambda x: own_rows(x, group), engine)
-        engine.detach()
+        reducer = reducer_of(model, optimizer, group, codec=codec, top_share=0.2)
+        plain_steps(model, optimizer, lambda x: own_rows(x, group), reducer)
+        reducer.detach()
         return model
 
     first, *others = on_ranks(3, run)
@@ -305,7 +325,7 @@ def test_lossy_codecs_train_all_ranks_alike(codec: str) -> None:
 
 
 def test_a_parameter_that_only_one_rank_uses() -> None:
-    """What a rank did not use counts as zero there; what nobody used keeps its value, also under weight decay."""
+    """What a rank did not use counts as zero there; what no rank used keeps its value, also under weight decay."""
 
     class Branches(nn.Module):
         def __init__(self) -> None:
@@ -317,7 +337,9 @@ def test_a_parameter_that_only_one_rank_uses() -> None:
 
     MODELS["branches"] = Branches
 
-    def train(model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], _: Engine | None) -> None:
+    def train(
+        model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], _: CrossStepReducer | None
+    ) -> None:
         for step in range(6):
             x = batch(step)
             x[:, 0] = x[:, 0].abs() * torch.tensor([1, 1, 1, 1, -1, -1])  # rank 0's rows go left, rank 1's right
@@ -328,7 +350,7 @@ def test_a_parameter_that_only_one_rank_uses() -> None:
     try:
         for crosses_steps in (True, False):
             compare(2, train, name="branches", crosses_steps=crosses_steps)
-            compare(2, train, name="branches", crosses_steps=crosses_steps, **IN_TURN)
+            compare(2, train, name="branches", crosses_steps=crosses_steps, **FIXED_ORDER)
     finally:
         del MODELS["branches"]
 
@@ -336,7 +358,9 @@ def test_a_parameter_that_only_one_rank_uses() -> None:
 @pytest.mark.parametrize("priority", ["layer", "fifo"])
 @pytest.mark.parametrize(("partition_bytes", "credit_bytes"), [(1, 1), (40, 10**9), (10**9, 10**9)])
 def test_any_cut_and_credit(partition_bytes: int, credit_bytes: int, priority: str) -> None:
-    def train(model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], _: Engine | None) -> None:
+    def train(
+        model: nn.Module, optimizer: Optimizer, rows: Callable[[Tensor], Tensor], _: CrossStepReducer | None
+    ) -> None:
         for step in range(3):
             optimizer.zero_grad()
             loss_of(model, rows(batch(step))).backward()

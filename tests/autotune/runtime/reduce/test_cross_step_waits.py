@@ -1,4 +1,4 @@
-"""Who waits for what while gradients are on their way, and who hears of it when a rank fails."""
+"""What waits for what while gradients are in flight, and how the failure of a rank reaches the others."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from autotune.runtime.transport.traced_group import TracedGroup
 from autotune.runtime.transport.wrapped_group import WrappedGroup
 from tests.autotune.runtime.reduce.cross_step_jobs import (
-    IN_TURN,
+    FIXED_ORDER,
     OPTIMIZERS,
     batch,
     distance,
-    engine_of,
     loss_of,
     mlp,
     model_of,
     own_rows,
+    reducer_of,
     train_plainly,
 )
 from tests.gloo_ranks import on_ranks
@@ -64,7 +64,7 @@ def test_a_weight_that_is_read_before_its_layer_runs_is_waited_for() -> None:
         plain = copy.deepcopy(model)
         train_plainly(plain, torch.optim.SGD(plain.parameters(), lr=0.1), 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        engine = engine_of(model, optimizer, Slow(group), partition_bytes=200, credit_bytes=1)
+        reducer = reducer_of(model, optimizer, Slow(group), partition_bytes=200, credit_bytes=1)
         try:
             for step in range(4):
                 optimizer.zero_grad()
@@ -72,9 +72,9 @@ def test_a_weight_that_is_read_before_its_layer_runs_is_waited_for() -> None:
                 optimizer.step()
                 optimizer.param_groups[0]["lr"] *= 0.97
         except RuntimeError as error:
-            engine.detach(error)
+            reducer.detach(error)
             return str(error)
-        engine.detach()
+        reducer.detach()
         return "" if distance(model, plain) <= 1e-12 else f"{distance(model, plain)}"
 
     (message,) = on_ranks(1, run)
@@ -82,13 +82,13 @@ def test_a_weight_that_is_read_before_its_layer_runs_is_waited_for() -> None:
 
 
 def test_the_next_step_begins_before_the_last_gradients_have_arrived() -> None:
-    """Three exchanges of 50 ms each, one after the other: the first layer runs when its own has landed."""
+    """Three exchanges of 50 ms each, one after the other: the first layer runs when its own has completed."""
 
     def run(group: dist.ProcessGroup) -> list[float]:
         model = Detour().double()
         model.num_calls = -100  # no detours
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        engine = engine_of(model, optimizer, Slow(group), partition_bytes=200, credit_bytes=1)
+        reducer = reducer_of(model, optimizer, Slow(group), partition_bytes=200, credit_bytes=1)
         reached: dict[str, float] = {}
         for name, module in model.named_children():
             module.register_forward_hook(lambda *_, name=name: reached.update({name: time.monotonic()}))
@@ -96,7 +96,7 @@ def test_the_next_step_begins_before_the_last_gradients_have_arrived() -> None:
             loss_of(model, batch(step)).backward()
             optimizer.step()
             optimizer.zero_grad()
-        engine.detach()
+        reducer.detach()
         return [reached[name] for name in ("first", "second", "third")]
 
     ((first, second, third),) = on_ranks(1, run)
@@ -105,49 +105,49 @@ def test_the_next_step_begins_before_the_last_gradients_have_arrived() -> None:
 
 
 def test_waiting_between_steps_is_no_wait_of_a_forward_pass() -> None:
-    """A step's computing is told apart from its waiting by it."""
+    """It separates the computing of a step from its waiting."""
 
     def run(group: dist.ProcessGroup) -> tuple[float, float, float]:
         model = mlp().double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        engine = engine_of(model, optimizer, Slow(group), partition_bytes=200, credit_bytes=1)
+        reducer = reducer_of(model, optimizer, Slow(group), partition_bytes=200, credit_bytes=1)
         for step in range(3):
             loss_of(model, batch(step)).backward()
             optimizer.step()
-        engine.sent()
+        reducer.sent()
         begun_s = time.monotonic()
-        engine.flush()
-        settled_s = time.monotonic() - begun_s
-        between_s = engine.sent().stalled_s
+        reducer.flush()
+        flushed_s = time.monotonic() - begun_s
+        between_s = reducer.sent().stalled_s
         loss_of(model, batch(3)).backward()
         optimizer.step()
         model(batch(4))
-        stalled_s = engine.sent().stalled_s
-        engine.detach()
-        return settled_s, between_s, stalled_s
+        stalled_s = reducer.sent().stalled_s
+        reducer.detach()
+        return flushed_s, between_s, stalled_s
 
-    ((settled_s, between_s, stalled_s),) = on_ranks(1, run)
-    assert settled_s > 0.03
+    ((flushed_s, between_s, stalled_s),) = on_ranks(1, run)
+    assert flushed_s > 0.03
     assert between_s == 0
     assert stalled_s > 0.03
 
 
-def test_asking_what_was_sent_waits_for_nothing() -> None:
-    """A group that notes what it carries waits for all of it when asked, which no step may that crosses."""
+def test_reading_what_was_sent_waits_for_nothing() -> None:
+    """A recording group waits for all transfers when read; an overlapped step must not."""
 
     def run(group: dist.ProcessGroup) -> float:
         traced = TracedGroup(Slow(group))
         traced.recording = True
         model = mlp().double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        engine = engine_of(model, optimizer, traced, partition_bytes=200, credit_bytes=1)
+        reducer = reducer_of(model, optimizer, traced, partition_bytes=200, credit_bytes=1)
         for step in range(3):
             loss_of(model, batch(step)).backward()
             optimizer.step()
         begun_s = time.monotonic()
-        engine.sent()
+        reducer.sent()
         taken_s = time.monotonic() - begun_s
-        engine.detach()
+        reducer.detach()
         return taken_s
 
     (taken_s,) = on_ranks(1, run)
@@ -155,15 +155,17 @@ def test_asking_what_was_sent_waits_for_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "comm", [{}, IN_TURN, IN_TURN | {"crosses_steps": False}], ids=["granted", "in turn", "in turn, behind a barrier"]
+    "comm",
+    [{}, FIXED_ORDER, FIXED_ORDER | {"crosses_steps": False}],
+    ids=["scheduled", "fixed order", "fixed order, barrier"],
 )
 @pytest.mark.parametrize("failing", [0, 1])
 @pytest.mark.parametrize("at", ["forward", "backward"])
-def test_a_rank_that_fails_in_a_step_takes_the_others_out_of_it(failing: int, at: str, comm: dict[str, Any]) -> None:
+def test_a_failure_of_one_rank_ends_the_step_on_all_ranks(failing: int, at: str, comm: dict[str, Any]) -> None:
     def run(group: dist.ProcessGroup) -> Exception | None:
         model = model_of("mlp")
         optimizer = OPTIMIZERS["adam"](model.parameters())
-        engine = engine_of(model, optimizer, group, **comm)
+        reducer = reducer_of(model, optimizer, group, **comm)
 
         def fail(*_: Any) -> None:
             raise ValueError("out of luck")
@@ -179,9 +181,9 @@ def test_a_rank_that_fails_in_a_step_takes_the_others_out_of_it(failing: int, at
                 loss_of(model, own_rows(batch(step), group)).backward()
                 optimizer.step()
         except Exception as error:  # noqa: BLE001 - returned
-            engine.detach(error)
+            reducer.detach(error)
             return error.with_traceback(None)  # it holds this frame, which holds the group
-        engine.detach()
+        reducer.detach()
         return None
 
     errors = on_ranks(3, run)

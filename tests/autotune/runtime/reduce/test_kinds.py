@@ -1,4 +1,4 @@
-"""Kinds of layers with a codec of their own: runtime and simulator cut alike, and what is not named arrives as it is."""
+"""Kinds of layers with a codec of their own: runtime and simulator cut alike, and other kinds are sent losslessly."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from autotune.results.store.record import WorkloadInfo
-from autotune.runtime.codecs.factory import UnitShape
-from autotune.runtime.reduce.scheduled import Exchange, Setting
+from autotune.runtime.codecs.factory import BufferShape
+from autotune.runtime.reduce.scheduled import ReducerSettings, ScheduledReducer
 from autotune.simulate.cost_sources import cost_model
 from autotune.simulate.simulator import Simulator
 from autotune.workloads.capture import capture
 from autotune.workloads.cluster import load_cluster
 from autotune.workloads.errors import SpecError
 from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, KindCodec, Plan
-from autotune.workloads.plan.wire import wire_bytes
+from autotune.workloads.plan.codecs import wire_bytes
 from tests.gloo_ranks import gloo_group, on_ranks
 
 WIDTH = 64
@@ -58,25 +58,25 @@ def test_simulator_and_runtime_read_the_plan_alike(by_kind: tuple[KindCodec, ...
     simulated = Simulator(info, graph, cost_model(graph, load_cluster("mixed4")))
     simulated.forecast(plan)
     group = gloo_group(dist.HashStore(), 0, 1)
-    exchange = Exchange(model, torch.optim.SGD(model.parameters(), lr=0.1), plan, group, Setting())
+    reducer = ScheduledReducer(model, torch.optim.SGD(model.parameters(), lr=0.1), plan, group, ReducerSettings())
     expected = 0
-    for unit in exchange.units:
-        shapes, own = UnitShape.of(unit.parameters, group).shapes, CompressionPlan(codec=unit.codec.name)
+    for buffer in reducer.buffers:
+        shapes, own = BufferShape.of(buffer.parameters, group).shapes, CompressionPlan(codec=buffer.codec.name)
         expected += max(size for _, size in wire_bytes(own, shapes, 4, 8))
     assert sum(simulated.wire_bytes(plan)) == pytest.approx(expected)
-    exchange.detach()
+    reducer.detach()
 
 
 def first_step(group: dist.ProcessGroup, plan: Plan) -> dict[str, Tensor]:
-    """The gradients that a rank finds after a backward pass on its own rows."""
+    """The gradients on one rank after a backward pass on its own rows."""
     model = model_of()
-    exchange = Exchange(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), plan, group, Setting(weight=1 / group.size())
+    reducer = ScheduledReducer(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), plan, group, ReducerSettings(weight=1 / group.size())
     )
     rows = torch.randn(2, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(group.rank()))
     model(rows).square().mean().backward()
     found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    exchange.detach()
+    reducer.detach()
     return found
 
 
@@ -95,4 +95,4 @@ def test_a_kind_that_the_model_has_not_is_refused_with_those_it_has() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plan = plan_of(KindCodec(kind="Conv2d", codec="fp16"), num_ranks=1)
     with pytest.raises(SpecError, match=r"kind 'Conv2d'.*LayerNorm, Linear"):
-        Exchange(model, optimizer, plan, gloo_group(dist.HashStore(), 0, 1), Setting())
+        ScheduledReducer(model, optimizer, plan, gloo_group(dist.HashStore(), 0, 1), ReducerSettings())

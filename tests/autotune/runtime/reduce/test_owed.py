@@ -1,4 +1,4 @@
-"""What a lossy codec owes outlives the plan and the job that it belongs to."""
+"""What a lossy codec owes survives a change of the plan and a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from autotune.runtime.reduce.cross_step import Engine
-from tests.autotune.runtime.reduce.cross_step_jobs import BATCH, batch, engine_of, mlp, own_rows
+from autotune.runtime.reduce.cross_step import CrossStepReducer
+from tests.autotune.runtime.reduce.cross_step_jobs import BATCH, batch, mlp, own_rows, reducer_of
 from tests.gloo_ranks import on_ranks
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 LOSSY: dict[str, Any] = {"codec": "topk", "top_share": 0.05, "crosses_steps": False}
 
 
-def applied(model: nn.Module, engine: Engine, group: dist.ProcessGroup, step: int) -> Tensor:
-    """The gradient of one step as an optimizer finds it. The loss is linear, so it does not depend on the parameters."""
+def applied(model: nn.Module, reducer: CrossStepReducer, group: dist.ProcessGroup, step: int) -> Tensor:
+    """The gradient of one step as an optimizer reads it. The loss is linear, so it does not depend on the parameters."""
     model.zero_grad()
     x = own_rows(batch(step), group)
     sum((p.reshape(-1) * x.mean()).sum() * (k + 1) for k, p in enumerate(model.parameters())).backward()  # type: ignore[union-attr]
@@ -38,23 +38,23 @@ def test_what_was_left_out_is_applied_later(how: str, then: dict[str, Any]) -> N
     def run(group: dist.ProcessGroup) -> float:
         model = mlp().double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        engine = engine_of(model, optimizer, group, **LOSSY)
-        total = sum(applied(model, engine, group, step) for step in range(3))
+        reducer = reducer_of(model, optimizer, group, **LOSSY)
+        total = sum(applied(model, reducer, group, step) for step in range(3))
         if how == "unfreeze":
             model[0].bias.requires_grad_(False)
-            engine.rebuild()
+            reducer.rebuild()
             model[0].bias.requires_grad_(True)
-            engine.rebuild()
-        owed = engine.owed()
+            reducer.rebuild()
+        owed = reducer.owed()
         if how == "checkpoint" and group.rank() != 0:
             owed = {name: values.clone() for name, values in owed.items()}
-        engine.detach()
-        engine = engine_of(model, optimizer, group, **({"crosses_steps": False} | then))
-        engine.owe(owed)
+        reducer.detach()
+        reducer = reducer_of(model, optimizer, group, **({"crosses_steps": False} | then))
+        reducer.owe(owed)
         if "factors" not in then:
-            total = total + applied(model, engine, group, 3)
-        left = engine.owed()
-        engine.detach()
+            total = total + applied(model, reducer, group, 3)
+        left = reducer.owed()
+        reducer.detach()
         names = [name for name, _ in model.named_parameters()]
         rest = torch.cat([left.get(name, torch.zeros(p.numel())).double() for name, p in model.named_parameters()])
         assert set(left) <= set(names)
@@ -67,18 +67,18 @@ def test_what_was_left_out_is_applied_later(how: str, then: dict[str, Any]) -> N
             assert found < (2e-3 if then.get("codec") == "fp16" else 1e-10)
 
 
-def test_factors_add_what_was_owed_to_their_product() -> None:
+def test_sufficient_factors_add_what_was_owed_to_their_product() -> None:
     """The sum is applied once, not once for each rank."""
 
     def run(group: dist.ProcessGroup) -> float:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(5, 4)).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        engine = engine_of(model, optimizer, group, crosses_steps=False, factors=("0",))
-        engine.owe({"0.weight": torch.full((20,), 3.0, dtype=torch.float64)})
+        reducer = reducer_of(model, optimizer, group, crosses_steps=False, factors=("0",))
+        reducer.owe({"0.weight": torch.full((20,), 3.0, dtype=torch.float64)})
         model(own_rows(batch(0), group)).mean().backward()
         gradient = model[0].weight.grad.clone()
-        engine.detach()
+        reducer.detach()
         model.zero_grad()
         model(batch(0)).mean().backward()
         return float((gradient - model[0].weight.grad - 3.0).norm())

@@ -1,4 +1,4 @@
-"""Ranks that are ready in different orders, at different times, with any cut and credit: everything lands, and sums are right."""
+"""With any order and time of ready rounds, partition size and credit, everything completes and sums are right."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autotune.runtime.codecs.protocol import GATHER, SUM, SWAP, Round
-from autotune.runtime.control.channel import Line, _caller, open_lines
-from autotune.runtime.reduce.send_order import Grants, InTurn
-from autotune.runtime.reduce.sender import Scheduler
+from autotune.runtime.control.channel import ControlChannel, _peer_rank, open_channels
+from autotune.runtime.reduce.send_order import FixedOrder, SendOrder
+from autotune.runtime.reduce.sender import Sender
 from autotune.workloads.plan.buckets import num_partitions
 from tests.gloo_ranks import on_ranks
 
@@ -26,17 +26,17 @@ LARGEST = 2**24
 
 
 class Collected:
-    """A listener that keeps what has landed."""
+    """A listener that keeps what has completed."""
 
     def __init__(self) -> None:
         self.received: dict[int, list[Tensor]] = {}
         self.errors: list[Exception] = []
         self.changed = threading.Condition()
 
-    def landed(self, unit: int, received: Sequence[Tensor], unused: Sequence[int]) -> None:
+    def completed(self, buffer: int, received: Sequence[Tensor], unused: Sequence[int]) -> None:
         assert not unused
         with self.changed:
-            self.received[unit] = list(received)
+            self.received[buffer] = list(received)
             self.changed.notify_all()
 
     def failed(self, error: Exception) -> None:
@@ -50,29 +50,29 @@ class Collected:
         assert not self.errors, self.errors
 
 
-def value(unit: int, rank: int) -> float:
-    return float(unit % 7 + 1) * (rank + 1)
+def value(buffer: int, rank: int) -> float:
+    return float(buffer % 7 + 1) * (rank + 1)
 
 
-def content(kind: str, size: int, unit: int, rank: int, num_ranks: int) -> Round:
+def content(kind: str, size: int, buffer: int, rank: int, num_ranks: int) -> Round:
     if kind == SUM:
-        return Round(kind=SUM, tensors=(torch.full((size,), value(unit, rank)),))
+        return Round(kind=SUM, tensors=(torch.full((size,), value(buffer, rank)),))
     if kind == GATHER:
-        return Round(kind=GATHER, tensors=(torch.full((size * rank,), value(unit, rank)),))  # rank 0 has nothing
-    return Round(kind=SWAP, tensors=tuple(torch.full((size,), value(unit, rank) + to) for to in range(num_ranks)))
+        return Round(kind=GATHER, tensors=(torch.full((size * rank,), value(buffer, rank)),))  # rank 0 has nothing
+    return Round(kind=SWAP, tensors=tuple(torch.full((size,), value(buffer, rank) + to) for to in range(num_ranks)))
 
 
-def is_right(kind: str, received: Sequence[Tensor], size: int, unit: int, group: dist.ProcessGroup) -> bool:
+def is_right(kind: str, received: Sequence[Tensor], size: int, buffer: int, group: dist.ProcessGroup) -> bool:
     ranks = range(group.size())
     if kind == SUM:
-        return bool((received[0] == sum(value(unit, rank) for rank in ranks)).all()) and len(received[0]) == size
+        return bool((received[0] == sum(value(buffer, rank) for rank in ranks)).all()) and len(received[0]) == size
     if kind == GATHER:
-        return all(torch.equal(received[rank], torch.full((size * rank,), value(unit, rank))) for rank in ranks)
-    return all(torch.equal(received[rank], torch.full((size,), value(unit, rank) + group.rank())) for rank in ranks)
+        return all(torch.equal(received[rank], torch.full((size * rank,), value(buffer, rank))) for rank in ranks)
+    return all(torch.equal(received[rank], torch.full((size,), value(buffer, rank) + group.rank())) for rank in ranks)
 
 
 def short_run(group: dist.ProcessGroup, seed: int) -> None:
-    """One scheduler, some units, an order and delays of this rank's own."""
+    """One sender, some buffers, an order and delays of this rank's own."""
     shared, own = random.Random(seed), random.Random(1000 * seed + group.rank())
     sizes = [int(2 ** shared.uniform(0, 14)) for _ in range(shared.randint(1, 12))]
     if seed % 100 == 0:
@@ -81,30 +81,30 @@ def short_run(group: dist.ProcessGroup, seed: int) -> None:
     partition, credit = (int(4 * 2 ** shared.uniform(0, 16)) for _ in range(2))
     partition = max(partition, 4 * max(sizes) // 200)
     priorities = [shared.randint(0, 5) for _ in sizes] if shared.random() < 0.7 else None
-    in_turn = None
-    if shared.random() < 0.15:  # nobody is asked: plain sums, in the order of their numbers
+    fixed_order = None
+    if shared.random() < 0.15:  # no schedule: plain sums, in the order of their numbers
         kinds = [SUM] * len(sizes)
-        in_turn = InTurn([num_partitions(partition, 4 * size, size) for size in sizes])
+        fixed_order = FixedOrder([num_partitions(partition, 4 * size, size) for size in sizes])
     kept = Collected()
 
-    def grants() -> Grants:
-        return Grants(num_ranks=group.size(), partition_bytes=partition, credit_bytes=credit, priorities=priorities)
+    def make_order() -> SendOrder:
+        return SendOrder(num_ranks=group.size(), partition_bytes=partition, credit_bytes=credit, priorities=priorities)
 
-    scheduler = Scheduler(group, grants, kept, in_turn)
+    sender = Sender(group, make_order, kept, fixed_order)
     order = own.sample(range(len(sizes)), len(sizes))
-    for unit in order:
+    for buffer in order:
         time.sleep(own.choice((0.0, 0.0, 0.0, 0.001)))
-        scheduler.offer(unit, 0, content(kinds[unit], sizes[unit], unit, group.rank(), group.size()))
-    if own.random() < 0.5 or in_turn is not None:  # by the thread that waits, or the scheduler's own
-        assert scheduler.wait_until(lambda: bool(kept.errors) or len(kept.received) == len(sizes), 20.0)
+        sender.mark_ready(buffer, 0, content(kinds[buffer], sizes[buffer], buffer, group.rank(), group.size()))
+    if own.random() < 0.5 or fixed_order is not None:  # by the thread that waits, or the sender's own
+        assert sender.wait_until(lambda: bool(kept.errors) or len(kept.received) == len(sizes), 20.0)
     kept.wait(len(sizes))
-    scheduler.close()
-    for unit, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
-        assert is_right(kind, kept.received[unit], size, unit, group), (seed, unit, kind, size)
+    sender.close()
+    for buffer, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
+        assert is_right(kind, kept.received[buffer], size, buffer, group), (seed, buffer, kind, size)
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_everything_lands_whatever_the_order(size: int) -> None:
+def test_everything_completes_in_any_order(size: int) -> None:
     def run(group: dist.ProcessGroup) -> None:
         for seed in range(20):
             short_run(group, seed)
@@ -123,48 +123,48 @@ def test_no_deadlock_in_a_thousand_short_runs() -> None:
 
 
 def test_a_rank_that_is_gone_ends_the_exchange_everywhere() -> None:
-    """Its process has died: its line is closed without a word."""
+    """Its process has died: its channel is closed without a goodbye."""
 
     def run(group: dist.ProcessGroup) -> list[str]:
         kept = Collected()
-        scheduler = Scheduler(group, lambda: Grants(num_ranks=3, partition_bytes=100, credit_bytes=100), kept)
-        scheduler.offer(0, 0, content(SUM, 10, 0, group.rank(), 3))
+        sender = Sender(group, lambda: SendOrder(num_ranks=3, partition_bytes=100, credit_bytes=100), kept)
+        sender.mark_ready(0, 0, content(SUM, 10, 0, group.rank(), 3))
         kept.wait(1)
         group.barrier(dist.BarrierOptions()).wait()
         if group.rank() == 2:
-            scheduler._desk._line.cut()
+            sender._endpoint._channel.shut_down()
         with kept.changed:
             kept.changed.wait_for(lambda: kept.errors, 10.0)
-        scheduler.close()
+        sender.close()
         return [str(error) for error in kept.errors]
 
     found: list[Any] = on_ranks(3, run)
     assert all("rank 2 is gone" in found[rank][0] for rank in (0, 1)), found
 
 
-def test_a_stranger_on_the_line_is_turned_away() -> None:
+def test_a_connection_without_the_token_is_rejected() -> None:
     for message in (["wrong", 1], "nonsense", 7, [1], {"a": 1}):
-        here, there = (Line(end) for end in socket.socketpair())
+        here, there = (ControlChannel(end) for end in socket.socketpair())
         there.send(message)
-        assert _caller(here, "token") is None
+        assert _peer_rank(here, "token") is None
         here.close()
         there.close()
-    here, there = (Line(end) for end in socket.socketpair())
+    here, there = (ControlChannel(end) for end in socket.socketpair())
     there.connection.send_bytes(b"\xff\xfe{")
-    assert _caller(here, "token") is None
+    assert _peer_rank(here, "token") is None
     there.close()
-    assert _caller(here, "token") is None
+    assert _peer_rank(here, "token") is None
     here.close()
 
 
-def test_lines_join_every_rank_with_rank_0() -> None:
+def test_channels_join_every_rank_with_rank_0() -> None:
     def run(group: dist.ProcessGroup) -> list[Any]:
-        lines = open_lines(group)
-        for line in lines:
-            line.send(group.rank())
-        heard = [line.receive() for line in lines]
-        for line in lines:
-            line.close()
-        return heard
+        channels = open_channels(group)
+        for channel in channels:
+            channel.send(group.rank())
+        received = [channel.receive() for channel in channels]
+        for channel in channels:
+            channel.close()
+        return received
 
     assert on_ranks(3, run) == [[1, 2], [0], [0]]

@@ -1,4 +1,4 @@
-"""Ranks that are not at the same place of the script are named, on all ranks and within seconds."""
+"""A rank that is at another position of the script is named in the error, on all ranks and within seconds."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.runtime.reduce.cross_step import Engine
-from autotune.runtime.reduce.fusion_buffer import odd_rank
-from autotune.runtime.reduce.scheduled import POSITIONS
-from tests.autotune.runtime.reduce.cross_step_jobs import IN_TURN, batch, engine_of, loss_of, mlp, own_rows
+from autotune.runtime.reduce.cross_step import CrossStepReducer
+from autotune.runtime.reduce.step_position import POSITIONS, odd_rank
+from tests.autotune.runtime.reduce.cross_step_jobs import FIXED_ORDER, batch, loss_of, mlp, own_rows, reducer_of
 from tests.gloo_ranks import on_ranks
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 SETTINGS: dict[str, dict[str, Any]] = {
     "overlap": {},
     "barrier": {"crosses_steps": False},
-    "barrier, in turn": {"crosses_steps": False, **IN_TURN},
-    "overlap, in turn": IN_TURN,
+    "barrier, fixed order": {"crosses_steps": False, **FIXED_ORDER},
+    "overlap, fixed order": FIXED_ORDER,
 }
 
 
@@ -34,18 +33,18 @@ def errors(size: int, skip: Callable[[int, int], str], **comm: Any) -> tuple[lis
         torch.manual_seed(0)
         model = mlp().double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        engine = engine_of(model, optimizer, group, **comm)
+        reducer = reducer_of(model, optimizer, group, **comm)
         try:
-            train(engine, model, optimizer, group)
-        except Exception as error:  # noqa: BLE001 - the test says what it expects
-            engine.detach(error)
+            train(reducer, model, optimizer, group)
+        except Exception as error:  # noqa: BLE001 - each test compares it
+            reducer.detach(error)
             return str(error)
-        engine.detach()
+        reducer.detach()
         return ""
 
-    def train(engine: Engine, model: Any, optimizer: Any, group: dist.ProcessGroup) -> None:
+    def train(reducer: CrossStepReducer, model: Any, optimizer: Any, group: dist.ProcessGroup) -> None:
         for step in range(8):
-            engine.batch_number = step
+            reducer.batch_number = step
             left_out = skip(group.rank(), step)
             optimizer.zero_grad()
             if left_out != "batch":
@@ -66,7 +65,7 @@ def test_a_rank_that_skips_is_named(name: str, what: str) -> None:
     assert any("rank 1 sends the gradients of another step" in text for text in found), found
 
 
-@pytest.mark.parametrize("name", ["barrier", "barrier, in turn"])
+@pytest.mark.parametrize("name", ["barrier", "barrier, fixed order"])
 def test_a_rank_that_ends_early_is_named(name: str) -> None:
     found, seconds = errors(2, lambda rank, step: "batch" if rank == 1 and step == 7 else "", **SETTINGS[name])
     assert seconds < 15
@@ -95,7 +94,7 @@ def test_the_odd_rank_is_found_from_sums(num_ranks: int, position: int, data: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["barrier", "overlap", "barrier, in turn"])
+@pytest.mark.parametrize("name", ["barrier", "overlap", "barrier, fixed order"])
 def test_a_rank_that_is_late_is_named(name: str, caplog: pytest.LogCaptureFixture) -> None:
     def skip(rank: int, step: int) -> str:
         if (rank, step) == (1, 3):

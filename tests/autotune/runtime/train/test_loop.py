@@ -15,7 +15,8 @@ from torch.utils.data import TensorDataset
 from autotune.profilers.timeline import Timeline
 from autotune.runtime.emulate import device_pacer
 from autotune.runtime.placed.plan_job import plan_job
-from autotune.runtime.train.trainer import RankContext, Step, Trainer
+from autotune.runtime.train.step import Step
+from autotune.runtime.train.trainer import RankContext, Trainer
 from autotune.runtime.transport.traced_group import TracedGroup
 from autotune.simulate.roofline import compute_s
 from autotune.workloads.capture import capture
@@ -30,14 +31,14 @@ BATCH, SAMPLES, STEPS, SEED = 12, 31, 7, 4
 REDUCERS = {
     "bucketed": CommPlan(bucket_bytes=512),
     "scheduled": CommPlan(reducer="scheduled", partition_bytes=256),
-    "crossing": CommPlan(reducer="scheduled", partition_bytes=256, crosses_steps=True),
+    "cross-step": CommPlan(reducer="scheduled", partition_bytes=256, crosses_steps=True),
     "ddp": CommPlan(reducer="ddp", bucket_bytes=512),
 }
 SPLITS = [(12,), (7, 5), (12, 0), (1, 11), (5, 0, 7), (1, 1, 10)]
 
 
 def with_values(model: nn.Module) -> nn.Module:
-    """Ranks are threads, which share torch's generator: the model draws from one of its own."""
+    """Ranks are threads that share torch's generator: the model draws from one of its own."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -89,7 +90,7 @@ def rank_context(rank: int, **changes: Any) -> RankContext:
 
 
 def plan_of(samples: tuple[int, ...], reducer: str) -> Plan:
-    """DDP refuses a rank without samples: there it has one of another's."""
+    """DDP refuses a rank without samples: with DDP it gets one from another rank."""
     if reducer == "ddp" and 0 in samples:
         most = samples.index(max(samples))
         samples = tuple(count - samples.count(0) * (rank == most) or 1 for rank, count in enumerate(samples))
@@ -97,7 +98,7 @@ def plan_of(samples: tuple[int, ...], reducer: str) -> Plan:
 
 
 KEPT: list[dist.ProcessGroup] = []
-"""Groups whose collectives were noted: a thread of gloo that notes the last one must not be the one to end its group."""
+"""Groups that recorded collectives, kept alive: a gloo thread that makes the last record must not destroy its group."""
 
 
 def trained(workload: Any, plan: Plan, *, traced: bool = False) -> list[tuple[Tensor, list[Step]]]:
@@ -224,19 +225,19 @@ def test_the_gradient_of_the_whole_batch_is_clipped(reducer: str, accumulate: in
             torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
 
 
-def test_a_plan_that_crosses_steps_is_right_where_only_later_steps_are_clipped() -> None:
-    """A first step that is not clipped looks as if nothing needed all gradients at once."""
+def test_cross_step_overlap_is_exact_where_only_later_steps_are_clipped() -> None:
+    """A first step without clipping does not show that later ones need all gradients at once."""
     norms = whole_batch(Small(lr=0.9))[2]
     clip_norm = norms[0] * 1.01
     assert max(norms[1:]) > clip_norm
     workload = Small(lr=0.9, clip_norm=clip_norm)
     expected, _, _ = whole_batch(workload, clip_norm=clip_norm)
-    for found, _ in trained(workload, plan_of((7, 5), "crossing")):
+    for found, _ in trained(workload, plan_of((7, 5), "cross-step")):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
 
 
 class Watched(Small):
-    """Notes the dtypes that its last layer is given."""
+    """Records the dtypes of its last layer's inputs."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(dtype=torch.float32, **given)
@@ -302,7 +303,7 @@ def test_an_emulated_device_takes_its_time_for_every_pass(monkeypatch: pytest.Mo
 def test_a_traced_step_shows_its_passes_one_after_another() -> None:
     ((_, steps),) = trained(Small(accumulate=3), Plan(batch=BatchPlan(samples=(12,))))
     timeline: Timeline = steps[0].timeline(0)
-    shown = [span for span in timeline.spans if span.lane != "comm"]
+    shown = [span for span in timeline.spans if span.track != "comm"]
     shown.sort(key=lambda span: (span.start_s, span.end_s))
-    assert [span.kind for span in shown if span.lane == "compute"] == [*["forward", "backward"] * 3, "optimizer"]
+    assert [span.kind for span in shown if span.track == "compute"] == [*["forward", "backward"] * 3, "optimizer"]
     assert all(before.end_s <= after.start_s for before, after in pairwise(shown))

@@ -1,4 +1,4 @@
-"""Memory, accounted byte by byte on nets small enough to count by hand."""
+"""Memory, accounted byte by byte, on nets small enough for closed forms."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_peak_is_what_backward_needs_at_the_end_of_forward() -> None:
     del loss
 
 
-def test_backward_lets_everything_go_and_the_peak_stays() -> None:
+def test_backward_releases_everything_and_the_peak_stays() -> None:
     model = net()
     meter = SavedTensorMeter(model)
     torch.autograd.backward(metered_loss(model, meter))
@@ -45,7 +45,7 @@ def test_backward_lets_everything_go_and_the_peak_stays() -> None:
     assert meter.peak_bytes == BATCH * (12 + 20 + 3) * FLOAT
 
 
-def test_a_loss_that_is_dropped_without_backward_lets_everything_go() -> None:
+def test_a_loss_that_is_dropped_without_backward_releases_everything() -> None:
     model = net()
     meter = SavedTensorMeter(model)
     loss = metered_loss(model, meter)

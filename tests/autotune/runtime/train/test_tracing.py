@@ -1,4 +1,4 @@
-"""A step of one rank under torch.profiler, and what is watched beside it."""
+"""A step of one rank under torch.profiler, and the counters sampled during it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from autotune.profilers.breakdown import break_down
 from autotune.profilers.observer import Unavailable
 from autotune.profilers.timeline import Span
 from autotune.runtime.train import tracing
+from autotune.runtime.train.step import Step
 from autotune.runtime.train.tracing import ClockOffset, samplers_for, traced_step, within
-from autotune.runtime.train.trainer import RankContext, Step, Trainer
+from autotune.runtime.train.trainer import RankContext, Trainer
 from autotune.runtime.transport.traced_group import TracedGroup
 from autotune.workloads.cluster import Device
 from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
@@ -25,7 +26,7 @@ from autotune.workloads.registry import load_workload
 
 WORKLOAD = load_workload("mlp-tiny", {})
 BUCKET_BYTES = 1 << 12
-SEAT = RankContext(rank=0, device=Device(name="cpu"), torch_device=torch.device("cpu"))
+CONTEXT = RankContext(rank=0, device=Device(name="cpu"), torch_device=torch.device("cpu"))
 CLOCK = ClockOffset(ahead_s=1000.0, error_s=1e-5)
 
 
@@ -53,7 +54,7 @@ def trainer_of(group: dist.ProcessGroup, *, reducer: str = "bucketed", codec: st
         comm=CommPlan(reducer=reducer, bucket_bytes=BUCKET_BYTES),
         compression=CompressionPlan(codec=codec),
     )
-    trainer = Trainer(WORKLOAD, plan, group, SEAT, seed=0)
+    trainer = Trainer(WORKLOAD, plan, group, CONTEXT, seed=0)
     trainer.step()
     return trainer
 
@@ -82,7 +83,7 @@ def test_phases_and_buckets_are_ranges_with_their_bytes(group: dist.ProcessGroup
 def test_ranges_and_ops_explain_a_step_and_change_nothing_in_its_breakdown(group: dist.ProcessGroup) -> None:
     trainer = trainer_of(group)
     step, timeline = traced_step(trainer, CLOCK, with_ops=True)
-    assert {span.kind for span in timeline.spans if span.lane == "ops"} >= {"forward op", "backward op"}
+    assert {span.kind for span in timeline.spans if span.track == "ops"} >= {"forward op", "backward op"}
     assert break_down(timeline) == break_down(tracing.aligned(step.timeline(0), CLOCK))
     trainer.close()
 
@@ -102,7 +103,7 @@ def test_a_step_that_is_not_profiled_enters_no_range(group: dist.ProcessGroup, m
     trainer = trainer_of(group)
     monkeypatch.setattr(ranges, "record_function", fail)
     _, timeline = traced_step(trainer, CLOCK)
-    assert {span.lane for span in timeline.spans} == {"host", "compute", "comm"}
+    assert {span.track for span in timeline.spans} == {"host", "compute", "comm"}
     trainer.close()
 
 
@@ -119,7 +120,7 @@ def test_spans_that_are_mostly_of_the_step_are_cut_at_its_ends() -> None:
         late_s=0.0,
     )
     moments = {"before": (8.0, 10.1), "first": (9.9, 11.0), "last": (12.0, 13.5), "after": (12.9, 14.0)}
-    spans = [Span(rank=0, lane="ops", kind="op", op=op, start_s=a, end_s=b) for op, (a, b) in moments.items()]
+    spans = [Span(rank=0, track="ops", kind="op", op=op, start_s=a, end_s=b) for op, (a, b) in moments.items()]
     assert [(span.op, span.start_s, span.end_s) for span in within(step, spans)] == [
         ("first", 10.0, 11.0),
         ("last", 12.0, 13.0),

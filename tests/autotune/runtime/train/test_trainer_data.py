@@ -75,7 +75,7 @@ def values(model: nn.Module) -> Tensor:
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("comm", [CommPlan(), CommPlan(reducer="scheduled", partition_bytes=256, crosses_steps=True)])
-def test_a_mean_over_tokens_is_that_of_one_process_whoever_reads_them(
+def test_a_mean_over_tokens_is_that_of_one_process_for_every_split(
     comm: CommPlan, accumulate: int, num_workers: int
 ) -> None:
     workload = Ragged()

@@ -1,4 +1,4 @@
-"""Emulated links, by hand: bytes that share a link take their time one after the other, also from several processes."""
+"""Emulated links against closed forms: transfers that share a link are serialized, also from several processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Open = Callable[..., LinkClocks]
 
 @pytest.fixture
 def open_clocks() -> Iterator[Open]:
-    """Clocks of a cluster, opened as often as asked on one file, as ranks do."""
+    """Opens the clocks of a cluster several times on one file, as ranks do."""
     paths: dict[str, str] = {}
     opened: list[LinkClocks] = []
 
@@ -46,7 +46,7 @@ def open_clocks() -> Iterator[Open]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The time that posts are stamped with: set `clock.now`."""
+    """The time of posts: set `clock.now`."""
     fake = SimpleNamespace(now=0.0)
     fake.monotonic = lambda: fake.now
     monkeypatch.setattr(link_clock, "time", fake)
@@ -74,7 +74,7 @@ def test_two_concurrent_transfers_on_one_link_take_as_long_as_their_bytes_togeth
     assert clocks.reserve([up(2 * GBIT)], 0.0) == pytest.approx(3.0)
 
 
-def test_a_transfer_that_begins_while_another_is_under_way_waits_for_the_rest_of_it(open_clocks: Open) -> None:
+def test_a_transfer_that_begins_while_another_is_in_flight_waits_for_the_rest_of_it(open_clocks: Open) -> None:
     clocks = open_clocks()
     clocks.reserve([up(GBIT)], 0.0)
     assert clocks.reserve([up(GBIT)], 0.75) == pytest.approx(2.0)
@@ -98,7 +98,7 @@ def test_links_of_different_hosts_do_not_slow_each_other(open_clocks: Open) -> N
         assert clocks.reserve([up(GBIT, host)], 0.0) == pytest.approx(1.0)
 
 
-def test_a_transfer_over_several_links_ends_when_the_last_byte_has_crossed(open_clocks: Open) -> None:
+def test_a_transfer_over_several_links_ends_when_the_last_byte_has_arrived(open_clocks: Open) -> None:
     assert open_clocks().reserve([up(GBIT, 0), down(3 * GBIT, 1)], 0.0) == pytest.approx(3.0)
 
 
@@ -136,7 +136,7 @@ for _ in range(int(sys.argv[2])):
 
 
 def test_transfers_of_two_processes_at_once_take_as_long_as_their_bytes_together(tmp_path: Path) -> None:
-    """Six thousand microseconds in all: one lost update, and the sum is short."""
+    """Six thousand microseconds in total: a lost update makes the sum smaller."""
     path = LinkClocks.create(MIXED4)
     command = [sys.executable, "-c", RESERVE_IN_A_PROCESS, path, str(NUM_RESERVATIONS)]
     ranks = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -234,16 +234,16 @@ def test_a_collective_begins_when_its_last_rank_has_joined(open_clocks: Open, cl
     assert clocks.finish_collective(0, 1, [up(GBIT)], 0.5) == pytest.approx((4.0, 5.5))
 
 
-def test_the_first_rank_to_ask_reserves_and_the_others_hear_the_same(open_clocks: Open, clock: SimpleNamespace) -> None:
+def test_the_first_call_reserves_and_the_others_return_the_same(open_clocks: Open, clock: SimpleNamespace) -> None:
     ranks = [open_clocks() for _ in range(4)]
     join_all(ranks[0], clock, 0, (1.0, 1.0, 1.0, 1.0))
-    heard = [rank.finish_collective(0, 1, [up(GBIT)], 0.0) for rank in ranks]
-    assert heard == [pytest.approx((1.0, 2.0))] * 4
+    ends = [rank.finish_collective(0, 1, [up(GBIT)], 0.0) for rank in ranks]
+    assert ends == [pytest.approx((1.0, 2.0))] * 4
     assert ranks[0].reserve([up(GBIT)], 0.0) == pytest.approx(3.0)
 
 
 def test_collectives_that_follow_one_another_queue_on_the_links(open_clocks: Open, clock: SimpleNamespace) -> None:
-    """Three buckets posted at once: they arrive one after the other."""
+    """Three buckets posted at once arrive one after another."""
     clocks = open_clocks()
     for sequence in range(3):
         join_all(clocks, clock, sequence, (0.0, 0.0, 0.0, 0.0))
@@ -262,7 +262,7 @@ def test_latency_delays_a_collective_without_keeping_its_link_busy(open_clocks: 
 def test_a_new_group_counts_from_zero_again_and_is_not_taken_for_the_old(
     open_clocks: Open, clock: SimpleNamespace
 ) -> None:
-    """The key holds the epoch: the same sequence number with another key is another collective."""
+    """The key contains the epoch: the same sequence number with another key is another collective."""
     clocks = open_clocks()
     join_all(clocks, clock, 0, (0.0, 0.0, 0.0, 0.0))
     clocks.finish_collective(0, (1 << 24) + 1, [up(GBIT)], 0.0)
@@ -286,7 +286,7 @@ def test_the_last_slot_is_inside_the_file(open_clocks: Open, clock: SimpleNamesp
 
 
 def test_slots_and_clocks_do_not_overlap(open_clocks: Open, clock: SimpleNamespace) -> None:
-    """Whatever is posted in the first slots, links are still free from the start."""
+    """Posts in the first slots do not occupy links."""
     clocks = open_clocks()
     for sequence in range(3):
         join_all(clocks, clock, sequence, (100.0,) * 4)
@@ -302,10 +302,10 @@ def test_a_new_file_has_room_for_every_slot_and_no_link_is_busy(open_clocks: Ope
         path.unlink()
 
 
-# --- a trace changes the links -----------------------------------------------------------------------------------------
+# --- a scenario changes the links --------------------------------------------------------------------------------------
 
 
-def test_links_become_as_fast_as_the_cluster_they_are_told(open_clocks: Open) -> None:
+def test_links_get_the_speeds_of_the_cluster_that_is_set(open_clocks: Open) -> None:
     clocks = open_clocks(MIXED4)
     clocks.set_links(ChangingCluster(MIXED4, load_scenario("link-drop")).at(40))
     assert clocks.reserve([up(GBIT, host=1)], 0.0) == pytest.approx(5.0)

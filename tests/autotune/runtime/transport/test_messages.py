@@ -1,4 +1,4 @@
-"""Messages on emulated links, by hand: what they load, and how long they are under way."""
+"""Messages on emulated links against closed forms: the links that they load, and their duration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards against a plain sum in rank order, to the bit. Ranks are threads of this process, joined by gloo."""
+"""Owner shards against a plain sum in rank order, bitwise. Ranks are threads of this process, connected by gloo."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def on_ranks(
     chunk_bytes: int = shard_group.CHUNK_BYTES,
     timeout_s: float = TIMEOUT_S,
 ) -> list[Any]:
-    """What `run` returns on each rank; every group is closed and its thread gone afterwards."""
+    """The result of `run` on each rank; every group is closed and its thread ended afterwards."""
     store, size = dist.HashStore(), len(shares)
 
     def rank_runs(rank: int) -> Any:
@@ -94,8 +94,8 @@ def test_the_sum_is_the_plain_sum_in_rank_order(shares: tuple[float, ...]) -> No
 
 
 @pytest.mark.parametrize("num_tags", [shard_group._NUM_TAGS, 6, 2])
-def test_many_under_way_at_once(monkeypatch: pytest.MonkeyPatch, num_tags: int) -> None:
-    """Also when tags come round again while messages that bear them are under way."""
+def test_many_in_flight_at_once(monkeypatch: pytest.MonkeyPatch, num_tags: int) -> None:
+    """Also when tags are reused while messages with them are in flight."""
     monkeypatch.setattr(shard_group, "_NUM_TAGS", num_tags)
     sizes = [*range(1, 20), 5000, 3, 2000, 1, 1]
 
@@ -162,22 +162,22 @@ def test_everything_else_passes_through() -> None:
         reducing.wait()
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 1, 0
-        told = torch.full((2,), float(rank))
-        group.broadcast([told], options).wait()
+        shared = torch.full((2,), float(rank))
+        group.broadcast([shared], options).wait()
         gathered = [torch.zeros(1) for _ in range(size)]
         group.allgather([gathered], [torch.tensor([float(rank)])]).wait()
         group.barrier().wait()
         return (
             bool((received == (rank - 1) % size).all())
             and bool((total == size).all())
-            and bool((told == 1).all())
+            and bool((shared == 1).all())
             and torch.cat(gathered).tolist() == list(range(size))
         )
 
     assert all(on_ranks(SHARES["thirds"], run))
 
 
-def test_a_traced_group_notes_its_all_reduces() -> None:
+def test_a_traced_group_records_its_all_reduces() -> None:
     def run(group: ShardGroup) -> tuple[int, list[int]]:
         traced = TracedGroup(group)
         traced.allreduce([torch.ones(4)]).wait()
@@ -194,8 +194,8 @@ def test_a_traced_group_notes_its_all_reduces() -> None:
 
 
 @pytest.mark.parametrize("shares", [SHARES["thirds"], SHARES["one server"]])
-def test_when_a_peer_leaves_its_waiters_are_told_and_so_are_later_ones(shares: tuple[float, ...]) -> None:
-    """Rank 0 takes part in the first all-reduce only; the others leave when they learn of it, as trials do."""
+def test_when_a_peer_leaves_present_and_later_waits_fail(shares: tuple[float, ...]) -> None:
+    """Rank 0 takes part in the first all-reduce only; the others leave when their wait fails, as in a trial."""
 
     def run(group: ShardGroup) -> list[str]:
         group.allreduce([torch.ones(100)]).wait()
@@ -248,7 +248,7 @@ def test_only_sums_and_only_shares_that_add_up() -> None:
     def run(group: ShardGroup) -> None:
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX
-        with pytest.raises(ValueError, match="summed"):
+        with pytest.raises(ValueError, match="sums only"):
             group.allreduce([torch.ones(3)], options)
 
     on_ranks(SHARES["alone"], run)

@@ -1,0 +1,59 @@
+"""Transports: how the process group of each kind is opened. `workloads.plan.choices` names the functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from autotune.runtime.control.mpi import Control
+from autotune.runtime.transport.mpi_group import MpiGroup
+from autotune.workloads.errors import SpecError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenGroup:
+    """What a transport gets to open a group with, on every rank."""
+
+    control: Control
+    store: Store
+    """Shared by the ranks, for this group alone."""
+    timeout_s: float
+    gloo_device: Any
+    """The network interface that gloo uses."""
+
+    @property
+    def timeout(self) -> timedelta:
+        return timedelta(seconds=self.timeout_s)
+
+
+def open_gloo(request: OpenGroup) -> dist.ProcessGroup:
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = request.timeout
+    options._devices = [request.gloo_device]
+    backend = dist.ProcessGroupGloo(request.store, request.control.rank, request.control.size, options)
+    return _with_backend(request, backend, dist.ProcessGroup.BackendType.GLOO, torch.device("cpu"))
+
+
+def open_mpi(request: OpenGroup) -> dist.ProcessGroup:
+    return MpiGroup(request.control.comm.Dup(), timeout_s=request.timeout_s)
+
+
+def open_nccl(request: OpenGroup) -> dist.ProcessGroup:
+    if not dist.is_nccl_available():
+        raise SpecError("transport 'nccl' is not available here: use gloo or mpi, or install a CUDA build of torch")
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = request.timeout
+    backend = dist.ProcessGroupNCCL(request.store, request.control.rank, request.control.size, options)
+    return _with_backend(request, backend, dist.ProcessGroup.BackendType.NCCL, torch.device("cuda"))
+
+
+def _with_backend(request: OpenGroup, backend: Any, kind: Any, device: torch.device) -> dist.ProcessGroup:
+    group = dist.ProcessGroup(request.store, request.control.rank, request.control.size)
+    group._set_default_backend(kind)
+    group._register_backend(device, kind, backend)
+    return group

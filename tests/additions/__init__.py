@@ -1,0 +1,1 @@
+"""What a newcomer adds: one module each, and nothing else is changed."""

@@ -1,0 +1,24 @@
+"""The part of a plan that divides the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autotune.workloads.errors import SpecError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchPlan:
+    """How the global batch is divided."""
+
+    samples: tuple[int, ...]
+    """Samples of each rank; they sum to the global batch."""
+    sync_norm: bool = False
+    """BatchNorm layers take their statistics over the samples of all ranks, so that results do not depend on the split."""
+
+
+def check_sum(samples: tuple[int, ...], global_batch: int, what: str) -> None:
+    """Refuse samples that do not sum to the batch."""
+    if (missing := global_batch - sum(samples)) != 0:
+        change = f"add {missing} samples" if missing > 0 else f"take away {-missing} samples"
+        raise SpecError(f"{what} sum to {sum(samples)} but the global batch is {global_batch}: {change}")
