@@ -155,9 +155,7 @@ def main() -> None:
     optimizer = AdamW(parameter_groups(model), lr=args.lr)
     schedule = LambdaLR(optimizer, partial(lr_factor, args.warmup, num_steps))
     parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "schedule": schedule, "order": order}
-    job = parts["order"] = autotune.parallelize(
-        model, optimizer, "plan.json"
-    )  # its state includes the order of samples
+    job = parts["order"] = autotune.parallelize(model, optimizer, "plan.json")  # its state has the order
     step = load(parts, args.resume) if args.resume else 0
 
     for epoch in range(step // steps_per_epoch, args.epochs):

@@ -93,7 +93,7 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.project, self.cluster = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.project, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.grow, self.shrink = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class Block(nn.Module):
             part.unflatten(-1, (NUM_HEADS, -1)).transpose(1, 2) for part in self.project(self.norm1(x)).chunk(3, -1)
         ]
         seen = functional.scaled_dot_product_attention(*heads, is_causal=True)
-        x = x + self.cluster(seen.transpose(1, 2).flatten(-2))
+        x = x + self.out(seen.transpose(1, 2).flatten(-2))
         return x + self.shrink(functional.gelu(self.grow(self.norm2(x))))
 
 

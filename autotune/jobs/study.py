@@ -31,6 +31,9 @@ _TRIAL_S = 1.0
 _FASTEST_TRACED, _SLOWEST_TRACED = 5, 3
 
 
+_LONGEST_DETAIL = 100
+
+
 @dataclass(kw_only=True, slots=True)
 class Study:
     """A sweep of one workload on one cluster, on rank 0."""
@@ -97,13 +100,19 @@ def _check_same(old: StudyInfo, new: StudyInfo) -> None:
     }
     if changed := [what for what, differs in differences.items() if differs]:
         detail = [
-            f"{key} {old.space.get(key)} -> {value}" for key, value in new.space.items() if old.space.get(key) != value
+            _change(key, old.space.get(key), value) for key, value in new.space.items() if old.space.get(key) != value
         ]
         raise SpecError(
             f"study {new.name!r} was made with another {' and '.join(changed)}"
             f"{' (' + '; '.join(detail) + ')' if detail else ''}: its trials cannot be mixed with new ones; "
             "start a new study with --study NAME, or undo the change to go on with this one"
         )
+
+
+def _change(key: str, old: object, new: object) -> str:
+    """What has changed in a space; of long values only the name."""
+    text = f"{key} {old} -> {new}"
+    return text if len(text) <= _LONGEST_DETAIL else key
 
 
 def record_trial(study: Study, proposal: Proposal) -> TrialRecord:

@@ -142,7 +142,6 @@ def test_a_prediction_uses_the_kept_profile(folder: Path, capsys: pytest.Capture
     assert measured["step_s"] == named["step_s"] != stated["step_s"]
 
 
-@pytest.mark.xfail(reason="the message prints both search spaces in full")
 def test_the_refusal_of_another_search_space_is_short(folder: Path) -> None:
     info = StudyStore(folder / "results" / "before" / "pair").info()
     knobs = {f"knob{number}": {"choices": ["none", "some"], "low": 0.0, "high": 1.0} for number in range(10)}

@@ -74,7 +74,7 @@ def resplit(script: Script, options: Options) -> None:
 
 def switch(script: Script, options: Options) -> None:
     """Between two steps: not while gradients of micro-batches are accumulated."""
-    plan = draw_plan(random.Random(options["draw"]), script.loop.ranks)
+    plan = draw_plan(random.Random(options["draw"]), script.loop.ranks, script.loop.features)
     k = script.loop.options("accumulate")["k"] if script.loop.has("accumulate") else 1
     at = -(-options["at"] // k) * k
     script.add(

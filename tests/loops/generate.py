@@ -12,8 +12,8 @@ from tests.loops.habits import HABITS
 from tests.loops.optimizers import OPTIMIZERS, SPARSE_OPTIMIZERS
 from tests.loops.plans import draw_plan, draw_split
 
-_NOT_IN_DDP = ("recompute", "rare_branch", "manual_decay", "penalty", "two_forwards", "twice")
-"""Parameters used outside the forward pass, twice in a backward pass, or in no pass for a while."""
+_NEEDS_ALL_STATISTICS = ("resplit", "rollback", "resume")
+"""Data sets but the first keep their split; in the reference only rank 0's statistics are in what is saved and loaded."""
 
 
 def draw_loop(seed: int, ranks: int) -> Loop:
@@ -28,10 +28,8 @@ def draw_loop(seed: int, ranks: int) -> Loop:
     if not has_norms and rng.random() < 0.9:
         habits = tuple(habit for habit in habits if habit.name != "sync_norm")
     is_local = has_norms and "sync_norm" not in taken.names
-    if (
-        is_local and "evaluate" in taken.names
-    ):  # data sets but the first keep their split, and ranks have statistics of their own
-        habits = tuple(habit for habit in habits if habit.name != "resplit")
+    if is_local and "evaluate" in taken.names:  # which uses each rank's own statistics
+        habits = tuple(habit for habit in habits if habit.name not in _NEEDS_ALL_STATISTICS)
     lowest = 2 if is_local else 1
     batch = rng.randint(max(4, lowest * ranks), 24)
     more = next((habit.options["more"] for habit in habits if habit.name == "short_batch"), 0)
@@ -43,15 +41,8 @@ def draw_loop(seed: int, ranks: int) -> Loop:
         blocks=blocks,
         optimizer=optimizer,
         habits=habits,
-        plan=_draw_plan(rng, ranks, taken, is_local=is_local),
+        plan=draw_plan(rng, ranks, taken.names),
     )
-
-
-def _draw_plan(rng: random.Random, ranks: int, taken: _Taken, *, is_local: bool) -> dict[str, Any]:
-    """Torch's DDP raises in loops that it does not support, and gives all ranks the norms' buffers of rank 0."""
-    plan = draw_plan(rng, ranks)
-    has_no_ddp = not taken.names.isdisjoint(_NOT_IN_DDP) or (is_local and "evaluate" in taken.names)
-    return {**plan, "reducer": "bucketed"} if plan["reducer"] == "ddp" and has_no_ddp else plan
 
 
 class _Taken:

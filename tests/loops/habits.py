@@ -130,7 +130,10 @@ HABITS: dict[str, Habit] = {
     "penalty": Habit(
         share=0.04,
         render=renders.penalty,
-        forbids=(*NORMS, "recompute", "attention", "transformer", "twice", "bf16", "compiled", "autocast", "critic"),
+        forbids=(  # the penalty is a mean over samples, which token weights would weigh as one over tokens
+            *(*NORMS, "recompute", "attention", "transformer", "twice", "bf16", "compiled", "autocast", "critic"),
+            "token_weights",
+        ),
     ),
     "tensor_hook": Habit(
         share=0.05, render=lines("after_model", "model.head.weight.register_hook(lambda gradient: gradient * 0.5)")

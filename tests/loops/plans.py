@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from itertools import pairwise
 
+from tests.loops.blocks import NORMS
 from tests.loops.description import Loop, Options
 
 _KINDS = ("scheduled", "scheduled", "scheduled", "bucketed", "ddp")
 _DEFAULT_BYTES = 2**22
+_NOT_IN_DDP = ("recompute", "rare_branch", "manual_decay", "penalty", "two_forwards", "twice")
+"""Parameters used outside the forward pass, twice in a backward pass, or in no pass for a while."""
 
 
 def draw_split(rng: random.Random, batch: int, ranks: int, *, lowest: int = 1) -> list[int]:
@@ -18,7 +22,20 @@ def draw_split(rng: random.Random, batch: int, ranks: int, *, lowest: int = 1) -
     return [right - left - 1 + lowest for left, right in pairwise(edges)]
 
 
-def draw_plan(rng: random.Random, ranks: int) -> Options:
+def draw_plan(rng: random.Random, ranks: int, features: Collection[str]) -> Options:
+    """One that a loop with these features can run by, from its start or after a switch."""
+    plan = _draw_any(rng, ranks)
+    return {**plan, "reducer": "bucketed"} if plan["reducer"] == "ddp" and not _runs_in_ddp(features) else plan
+
+
+def _runs_in_ddp(features: Collection[str]) -> bool:
+    """Torch's DDP raises in loops that it does not support, and gives all ranks the norms' buffers of rank 0."""
+    names = set(features)
+    has_local_norms = not names.isdisjoint(NORMS) and "sync_norm" not in names
+    return names.isdisjoint(_NOT_IN_DDP) and not (has_local_norms and "evaluate" in names)
+
+
+def _draw_any(rng: random.Random, ranks: int) -> Options:
     """Every reducer, collective and transport; of these, mpi carries no messages from rank to rank, as collectives but ring need."""
     plan: Options = {
         "reducer": rng.choice(_KINDS),
@@ -62,7 +79,7 @@ def splits_and_plans(loop: Loop) -> dict[int, tuple[list[int], Options]]:
     found = {1: ([loop.batch], alone), loop.ranks: (list(loop.samples), loop.plan)}
     if to := moved_to(loop):
         rng = random.Random(loop.options("move")["draw"])
-        found[to] = (draw_split(rng, loop.batch, to), draw_plan(rng, to))
+        found[to] = (draw_split(rng, loop.batch, to), draw_plan(rng, to, loop.features))
     return found
 
 

@@ -10,6 +10,7 @@ from tests.loops import check
 from tests.loops.compare import distance
 from tests.loops.description import Chosen, Loop
 from tests.loops.generate import draw_loop
+from tests.loops.optimizers import SPARSE_OPTIMIZERS
 from tests.loops.render import render
 from tests.loops.shrink import PLAIN_SGD, shrink
 from tests.loops.summary import failure_text
@@ -95,6 +96,19 @@ def test_a_distance_is_relative_and_notices_what_is_missing() -> None:
     assert distance({"log": [3.0], "state": one["state"]}, one) == float("inf")
     assert distance({"log": one["log"], "state": {}}, one) == float("inf")
     assert distance({"log": [float("nan"), 4.0], "state": one["state"]}, one) == float("inf")
+
+
+@pytest.mark.mpi
+def test_ddp_updates_no_rows_of_samples_that_do_not_count_and_keeps_what_was_accumulated() -> None:
+    """Rank 1 has no sample of the last batch; `enter` is frozen between the passes of a step, which use other branches."""
+    ddp = {"reducer": "ddp", "transport": "gloo", "collective": "ring"}
+    adam = {"kind": "Embedding", "optimizer": SPARSE_OPTIMIZERS[0]}
+    rows = replace(PLAIN, num_data=25, blocks=(Chosen(name="sparse", options=adam),), plan=ddp)
+    window = Chosen(name="accumulate", options={"k": 2, "no_sync": "both", "divide": False})
+    branch = Chosen(name="branch", options={"every": 2})
+    frozen = replace(PLAIN, blocks=(branch,), habits=(window, Chosen(name="freeze", options={"at": 1})), plan=ddp)
+    verdicts = check.check_launch([rows, frozen])
+    assert [verdict.kind for verdict in verdicts] == ["equal", "equal"], failures(verdicts)
 
 
 @pytest.mark.mpi

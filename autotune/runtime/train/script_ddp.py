@@ -62,11 +62,13 @@ class ScriptDdp(BatchWeights):
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside only accumulate."""
         before, self._syncs = self._syncs, False
-        with ExitStack() as stack:
-            for ddp in self._ddps.values():
-                stack.enter_context(ddp.no_sync())
-            yield
-        self._syncs = before
+        try:
+            with ExitStack() as stack:
+                for ddp in self._ddps.values():
+                    stack.enter_context(ddp.no_sync())
+                yield
+        finally:
+            self._syncs = before
 
     def flush(self) -> None:
         """Nothing to do: parameters are always up to date."""
@@ -122,6 +124,7 @@ class ScriptDdp(BatchWeights):
         for handle in self._handles:
             handle.remove()
         self._accumulators.clear()
+        self._exchanged.clear()
         self._ddps.clear()
 
     def _check_optimizers(self) -> None:
@@ -138,10 +141,12 @@ class ScriptDdp(BatchWeights):
 
     def _hook_gradients(self) -> list[Any]:
         self._accumulators: list[Any] = []
+        self._exchanged: list[nn.Parameter] = []
         handles = []
         for root in self._ddps:
             for parameter in root.parameters():
                 if parameter.requires_grad:
+                    self._exchanged.append(parameter)
                     node = accumulator_of(parameter)
                     self._accumulators.append(node)
                     handles.append(node.register_prehook(self._weigh(root)))
@@ -156,7 +161,10 @@ class ScriptDdp(BatchWeights):
             (gradient,) = gradients
             assert self.weight is not None
             factor = self.weight * self._group.size()
-            return None if gradient is None or factor == 1.0 else (gradient * factor,)
+            if gradient is None or factor == 1.0:
+                return None
+            # A sparse gradient times 0 keeps its rows, which optimizers such as SparseAdam would update.
+            return (gradient * factor if factor else torch.zeros_like(gradient),)
 
         return hook
 
@@ -189,6 +197,8 @@ class ScriptDdp(BatchWeights):
 
     def _before(self, root: nn.Module, args: Any, kwargs: Any) -> Any:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling() and self._signature_now() != self._signature:
+            if self._is_unsynced:
+                self._exchange_accumulated()
             self._take_down()
             self._build()
         if root not in self._ddps:
@@ -196,6 +206,26 @@ class ScriptDdp(BatchWeights):
         self._has_run[root] = True
         changed: tuple[Any, Any] = self._ddps[root]._pre_forward(*args, **kwargs)
         return changed
+
+    def _exchange_accumulated(self) -> None:
+        """Of passes inside no_sync(): another DDP has no record of them, so it would leave out parameters that are frozen now
+        and those that its own passes do not use. What it averages once more stays as it is.
+        """
+        kinds = [[p.grad is not None, p.grad is not None and p.grad.is_sparse] for p in self._exchanged]
+        found = torch.tensor(kinds, dtype=torch.float64)
+        self._sum(found)
+        for parameter, (is_used, is_sparse) in zip(self._exchanged, found.tolist(), strict=True):
+            if is_used:
+                if parameter.grad is None:
+                    layout = torch.sparse_coo if is_sparse else torch.strided
+                    parameter.grad = torch.zeros_like(parameter, layout=layout)
+                self._sum(parameter.grad)
+                parameter.grad.div_(self._group.size())
+
+    def _sum(self, values: Tensor) -> None:
+        """Over all ranks, in place."""
+        real = torch.view_as_real(values) if values.is_complex() else values
+        self._group.allreduce([real], dist.AllreduceOptions()).wait()
 
     def _after(self, root: nn.Module, _args: Any, output: Any) -> Any:
         return self._ddps[root]._post_forward(output) if root in self._ddps else None
