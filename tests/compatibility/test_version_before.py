@@ -167,6 +167,7 @@ def test_a_sweep_resumes_the_study_or_says_what_to_do(folder: Path) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_training_takes_the_kept_plan_or_says_what_to_do(folder: Path) -> None:
     train = ("train", *ON_PAIR, "--plan", "best", "--steps", "4", "--quiet", "--json", "--results", "results")
     done = autotune(2, *train, cwd=folder)

@@ -112,6 +112,7 @@ def test_ddp_updates_no_rows_of_samples_that_do_not_count_and_keeps_what_was_acc
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 def test_a_loss_that_one_rank_scales_is_noticed() -> None:
     """And the loop before it, which does not, passes."""
     wrong = replace(PLAIN, habits=(Chosen(name="scaled_on_one_rank"),))

@@ -63,9 +63,8 @@ def offered(predictor: Predictor, size: int, schedule: str) -> Plan:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    ("workload", "schedule"), [("digits", "1f1b"), pytest.param("gpt-tiny", "zero-bubble", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("workload", "schedule"), [("digits", "1f1b"), ("gpt-tiny", "zero-bubble")])
 def test_a_plan_with_stages_trains_and_its_prediction_stands_beside_it(
     workload: str, schedule: str, tmp_path: Path
 ) -> None:

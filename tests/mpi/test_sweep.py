@@ -70,6 +70,7 @@ def test_the_kept_plan_is_used_by_train(swept: tuple[Path, list[dict[str, Any]]]
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 def test_training_goes_through_a_scenario(swept: tuple[Path, list[dict[str, Any]]]) -> None:
     """The links carry a hundredth in steps 4 to 7, and recover. One more step is traced, with a plan that has several buckets."""
     folder, _ = swept
