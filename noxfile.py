@@ -26,6 +26,8 @@ PIP = ("-m", "pip", "install", "--quiet", "--quiet")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 MPIRUN = ("mpirun", "--bind-to", "none", "--allow-run-as-root")
 KEPT = Path("results") / "published"
+NO_HANG = ("-o", "faulthandler_timeout=300", "-o", "faulthandler_exit_on_timeout=true")
+"""A test that blocks in C code ends with the stacks of its threads: a signal would not reach it."""
 FAST_TESTS = ("--ignore=tests/benchmarks", "-m", "not slow and not mpi", "-n", "2", "--dist", "loadfile")
 TEST_TOOLS = ("pytest", "pytest-benchmark", "pytest-timeout", "pytest-xdist", "hypothesis")
 
@@ -126,8 +128,8 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         run(session, "pytest", "--ignore=tests/benchmarks", *session.posargs)
         return
-    run(session, "pytest", *FAST_TESTS)
-    run(session, "pytest", "--ignore=tests/benchmarks", "-m", "mpi and not slow", "--durations=12")
+    run(session, "pytest", *FAST_TESTS, *NO_HANG)
+    run(session, "pytest", "--ignore=tests/benchmarks", "-m", "mpi and not slow", "--durations=12", *NO_HANG)
 
 
 @nox.session
