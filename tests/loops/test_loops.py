@@ -99,6 +99,7 @@ def test_a_distance_is_relative_and_notices_what_is_missing() -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 def test_ddp_updates_no_rows_of_samples_that_do_not_count_and_keeps_what_was_accumulated() -> None:
     """Rank 1 has no sample of the last batch; `enter` is frozen between the passes of a step, which use other branches."""
     ddp = {"reducer": "ddp", "transport": "gloo", "collective": "ring"}

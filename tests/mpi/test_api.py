@@ -49,7 +49,8 @@ def run(folder: Path, name: str) -> float:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", ["cross-step", pytest.param("buckets", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cross-step", "buckets"])
 def test_the_example_trains_the_same_model_on_one_rank_and_on_two(name: str, tmp_path: Path) -> None:
     alone = run(tmp_path, "one")
     assert alone < 0.1

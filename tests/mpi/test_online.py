@@ -13,6 +13,7 @@ PROGRAM = Path(__file__).parent / "programs" / "online_script.py"
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 def test_a_script_is_retuned_and_trains_the_model_of_one_process(tmp_path: Path) -> None:
     done = mpirun(2, str(PROGRAM), cwd=tmp_path)
     assert done.code == 0, done.err
