@@ -37,12 +37,13 @@ SLOW = pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["step", "backward", "model"])
 def test_a_trial_that_fails_on_one_rank_fails_on_all_and_the_sweep_goes_on(place: str, tmp_path: Path) -> None:
-    done = sweep(place, tmp_path)
+    trials = 5 if place == "model" else 6  # every second set-up fails, which must not be that of the comparison
+    done = sweep(place, tmp_path, "--trials", str(trials))
     assert done.code == 0, done.err
     assert not done.errors
     rows = records(tmp_path)
     failed = [row for row in rows if row["state"] == "failed"]
-    assert sum(row["role"] == "search" for row in rows) == 6
+    assert sum(row["role"] == "search" for row in rows) == trials
     assert [row["number"] for row in failed] == [row["number"] for row in rows if row["number"] % 2]
     for row in failed:
         turn = (row["number"] + 1) % 8
