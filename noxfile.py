@@ -28,8 +28,7 @@ MPIRUN = ("mpirun", "--bind-to", "none", "--allow-run-as-root")
 KEPT = Path("results") / "published"
 NO_HANG = ("-o", "faulthandler_timeout=300", "-o", "faulthandler_exit_on_timeout=true")
 """A test that blocks in C code ends with the stacks of its threads: a signal would not reach it."""
-FAST_TESTS = ("--ignore=tests/benchmarks", "-m", "not slow and not mpi", "-n", "3", "--dist", "loadfile")
-"""Three processes on two cores: some tests wait."""
+FAST_TESTS = ("--ignore=tests/benchmarks", "-m", "not slow and not mpi", "-n", "2", "--dist", "loadfile")
 TEST_TOOLS = ("pytest", "pytest-benchmark", "pytest-timeout", "pytest-xdist", "hypothesis")
 
 PROGRAMS = {
