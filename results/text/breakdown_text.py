@@ -33,8 +33,8 @@ def queue_text(queueing: Queueing) -> str:
     if waited_s < LEAST_WAIT_S:
         return ""
     return (
-        f"gradients in {queueing.num_parts} parts wait {format_ms(waited_s)} ms each to be sent: "
-        f"{format_ms(queueing.for_ranks_s)} ms until every rank has them, {format_ms(queueing.for_turn_s)} ms for their turn"
+        f"gradients in {queueing.num_parts} messages wait {format_ms(waited_s)} ms each to be sent: "
+        f"{format_ms(queueing.for_ranks_s)} ms until they are ready on every rank, {format_ms(queueing.for_turn_s)} ms behind other messages"
     )
 
 

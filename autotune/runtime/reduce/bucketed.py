@@ -112,7 +112,20 @@ def sent_over(group: Any) -> Sent:
     return Sent(deliveries=tuple(deliveries), late_s=max((sent.late_s for sent in deliveries[-1:]), default=0.0))
 
 
-class BucketReducer:
+class RecordingGroup:
+    """The part of a reducer whose exchanges its process group records."""
+
+    _group: Any
+
+    def record(self, *, on: bool) -> None:
+        if isinstance(self._group, TracedGroup):
+            self._group.recording = on
+
+    def sent(self) -> Sent:
+        return sent_over(self._group)
+
+
+class BucketReducer(RecordingGroup):
     """Buckets with codecs, also for ranks without samples. Used by one thread, that of the backward pass."""
 
     loss_scale = 1.0
@@ -161,12 +174,8 @@ class BucketReducer:
             with self._ranges.bucket("decode", index, bucket.flat):
                 bucket.codec.decode([wire], bucket.flat)
 
-    def record(self, *, on: bool) -> None:
-        if isinstance(self._group, TracedGroup):
-            self._group.recording = on
-
     def sent(self) -> Sent:
-        sent = sent_over(self._group)
+        sent = super().sent()
         deliveries = [
             replace(delivery, ready_s=bucket.ready_s)
             for delivery, bucket in zip(sent.deliveries, self.buckets, strict=False)

@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from autotune.runtime.reduce.bucketed import Sent, sent_over
-from autotune.runtime.transport.traced_group import TracedGroup
+from autotune.runtime.reduce.bucketed import RecordingGroup
 from autotune.workloads.plan import DDP_BUCKET_BYTES, MIB
 
 
-class DdpReducer:
+class DdpReducer(RecordingGroup):
     """DDP averages over ranks, so a rank's loss is weighted by N·b_i/B. Its hooks need a backward pass on every rank.
 
     The models of all ranks must hold the same values already.
@@ -41,13 +40,6 @@ class DdpReducer:
 
     def finish(self) -> None:
         """The backward pass has waited already."""
-
-    def record(self, *, on: bool) -> None:
-        if isinstance(self._group, TracedGroup):
-            self._group.recording = on
-
-    def sent(self) -> Sent:
-        return sent_over(self._group)
 
     def flush(self) -> None:
         """Parameters are always up to date."""

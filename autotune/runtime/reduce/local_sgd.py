@@ -16,12 +16,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from autotune.runtime.reduce.bucketed import Sent, sent_over
-from autotune.runtime.transport.traced_group import TracedGroup
+from autotune.runtime.reduce.bucketed import RecordingGroup
 from autotune.workloads.plan import Plan
 
 
-class AveragingReducer:
+class AveragingReducer(RecordingGroup):
     """Exchanges no gradients; every K-th step of the optimizer ends with the mean of all models."""
 
     needs_backward = waits_in_backward = False
@@ -46,13 +45,6 @@ class AveragingReducer:
 
     def finish(self) -> None:
         """Gradients stay on their rank."""
-
-    def record(self, *, on: bool) -> None:
-        if isinstance(self._group, TracedGroup):
-            self._group.recording = on
-
-    def sent(self) -> Sent:
-        return sent_over(self._group)
 
     def flush(self) -> None:
         """The step that averages waits for the mean."""

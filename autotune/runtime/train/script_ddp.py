@@ -20,17 +20,16 @@ from torch.optim import Optimizer
 
 from autotune.runtime.override import Hook
 from autotune.runtime.reduce.batch_weights import BatchWeights
-from autotune.runtime.reduce.bucketed import Sent, sent_over
+from autotune.runtime.reduce.bucketed import RecordingGroup
 from autotune.runtime.reduce.make_buffers import check_sparse, optimized, roots_of, signature, trained_parameters
 from autotune.runtime.reduce.scheduled import ReducerSettings
 from autotune.runtime.reduce.step_position import odd_rank, out_of_step, position_of
 from autotune.runtime.tracked import accumulator_of
-from autotune.runtime.transport.traced_group import TracedGroup
 from autotune.workloads.errors import SpecError
 from autotune.workloads.plan import DDP_BUCKET_BYTES, MIB, Plan
 
 
-class ScriptDdp(BatchWeights):
+class ScriptDdp(RecordingGroup, BatchWeights):
     """One DDP for each model of a script.
 
     The thread that trains makes all calls; gradient hooks run on autograd's threads, during its backward pass.
@@ -72,13 +71,6 @@ class ScriptDdp(BatchWeights):
 
     def flush(self) -> None:
         """Nothing to do: parameters are always up to date."""
-
-    def record(self, *, on: bool) -> None:
-        if isinstance(self._group, TracedGroup):
-            self._group.recording = on
-
-    def sent(self) -> Sent:
-        return sent_over(self._group)
 
     def owed(self) -> dict[str, Tensor]:
         """Empty: DDP's fp16 hook has no error feedback."""
