@@ -28,13 +28,14 @@ from torch.optim import Optimizer
 
 from autotune.jobs.online_script import script_controller
 from autotune.jobs.script_job import Parallel
-from autotune.jobs.script_plan import check_made_for, check_script_plan, choose_plan
+from autotune.jobs.script_plan import check_made_for, check_script_plan, check_transport, choose_plan
 from autotune.results.judge.wording import local_norms_warning
 from autotune.results.store.decision import Decision
 from autotune.results.store.environment import processor_name
 from autotune.runtime.control.mpi import Control, check_launcher, shorten_shared_errors, start_control
 from autotune.runtime.control.step_directives import StepCoordinator
 from autotune.runtime.data.script_data import TrainingData
+from autotune.runtime.device import CPU, DeviceHandle, handle
 from autotune.runtime.override import Hook
 from autotune.runtime.reduce.cross_step import CrossStepReducer
 from autotune.runtime.reduce.initial_values import share_initial_values
@@ -50,7 +51,8 @@ from autotune.runtime.transport.groups import Groups
 from autotune.runtime.transport.link_check import probe_links
 from autotune.workloads.cluster import load_cluster
 from autotune.workloads.errors import SpecError
-from autotune.workloads.plan import CommPlan, Plan
+from autotune.workloads.plan import CommPlan, Plan, cpu_transports
+from autotune.workloads.plan.choices import transports_for
 
 __all__ = ["Parallel", "parallelize"]
 
@@ -97,17 +99,23 @@ def parallelize(  # noqa: PLR0913 - what a script may choose
     )
     control = start_control()
     shorten_shared_errors()
-    chosen, kept = choose_plan(plan, global_batch, control.size)
+    device = script.device
+    accelerators = control.share(device.device.type if device.is_accelerator else "")
+    transport = transports_for(accelerators, cpu_transports())[0]
+    chosen, kept = choose_plan(plan, global_batch, control.size, transport=transport)
     check_script_plan(chosen, control.size, allow_lossy=allow_lossy)
-    found = load_cluster(cluster).for_ranks(control.size).on_hardware(control.share(processor_name()))
+    check_transport(chosen, accelerators)
+    found = load_cluster(cluster).for_ranks(control.size)
+    found = found.on_hardware(control.share(device.hardware or processor_name()))
     if kept is not None and not force:
         check_made_for(kept, trained_shapes(script.whole), found)
     check_norms(script.num_local_norms(chosen), chosen.batch.samples)
     check_alike(control, script.whole, script.optimizers, chosen)
     with ExitStack() as leave:
-        opener = Groups(control, found)
+        opener = Groups(control, found, device)
         groups = leave.enter_context(GroupCache(opener, timeout_s=_TIMEOUT_S))
-        job = _assemble(script, chosen, control, groups, leave)
+        setting = ReducerSettings(weight=None, timeout_s=_TIMEOUT_S, on_accelerators=any(accelerators))
+        job = _assemble(script, chosen, control, groups, setting, leave)
         if online:
             controller = script_controller(script.whole, chosen, found, on_decision) if control.is_leader else None
             decide = controller.decide if controller is not None else None
@@ -139,18 +147,30 @@ class _Script:
         """The number of BatchNorm layers with local statistics."""
         return 0 if self.syncs(plan) else len(batch_norms(self.whole))
 
+    @property
+    def device(self) -> DeviceHandle:
+        """Of the model's parameters."""
+        found = {p.device for p in self.whole.parameters()}
+        if len(found) > 1:
+            raise SpecError(
+                f"the model's parameters are on {' and '.join(sorted(map(str, found)))}: a rank trains on one device; move the "
+                "model to one, or start a rank for each device"
+            )
+        return handle(found.pop()) if found else CPU
+
     def other_parameters(self) -> list[Tensor]:
         """Parameters of an optimizer that are not the model's."""
         known = {id(p) for p in self.whole.parameters()}
         return [p for one in self.optimizers for p in optimized(one) if id(p) not in known]
 
 
-def _assemble(script: _Script, plan: Plan, control: Control, groups: GroupCache, leave: ExitStack) -> Parallel:
+def _assemble(  # noqa: PLR0913, PLR0917 - what a job is made of
+    script: _Script, plan: Plan, control: Control, groups: GroupCache, setting: ReducerSettings, leave: ExitStack
+) -> Parallel:
     """Make the job; called by all ranks together."""
     _claim([*script.whole.parameters(), *script.other_parameters()], leave)
     share_initial_values(script.whole, groups.switch(plan.comm), script.other_parameters())
     share_optimizer_states(control, script.optimizers)
-    setting = ReducerSettings(weight=None, timeout_s=_TIMEOUT_S)
 
     def reducer_for(plan: Plan) -> ScriptReducer:
         made = make_script_reducer(script.whole, script.optimizers, plan, groups.switch(plan.comm), setting)

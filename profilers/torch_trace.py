@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
 from autotune.profilers.ranges import PHASES, read_range
 from autotune.profilers.timeline import Span
@@ -30,7 +30,9 @@ class OpTrace:
     """Profiles what runs in its context; `spans` are there afterwards."""
 
     def __init__(self) -> None:
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+        activities = sorted(
+            torch.profiler.supported_activities(), key=str
+        )  # the CPU, and accelerators that this torch can trace
         self._profile = profile(activities=activities)
         self._offset_s = 0.0
 

@@ -102,7 +102,7 @@ def _torch() -> list[Finding]:
 
 def _gpus() -> list[Finding]:
     answer = _ask(
-        "import torch; n = torch.cuda.device_count(); print(n, *(torch.cuda.get_device_name(i) for i in range(n)), sep='|')"
+        "from autotune.runtime.device import visible; found = visible(); print(found.type, *found.names, sep='|')"
     )
     names = answer.text.split("|")[1:] if answer.ok else []
     if names:

@@ -20,6 +20,7 @@ from autotune.jobs.loss_checks import check_loss
 from autotune.lab.replay import lab_surroundings
 from autotune.results.store.environment import LAB_VARIABLE, available_cores, processor_name
 from autotune.results.store.record import Limit, WorkloadInfo
+from autotune.runtime import device as devices
 from autotune.runtime.control.mpi import Control
 from autotune.runtime.data.batches import batches_of
 from autotune.runtime.emulate.replay import Replay
@@ -38,6 +39,7 @@ from autotune.workloads.cluster import Cluster
 from autotune.workloads.errors import AutotuneError, InfeasiblePlanError, SpecError
 from autotune.workloads.graph import OpGraph
 from autotune.workloads.plan import one_round_codecs
+from autotune.workloads.plan.choices import transports_for
 from autotune.workloads.registry import load_workload
 from autotune.workloads.scenario import ChangingCluster
 from autotune.workloads.scenario_file import load_scenario
@@ -133,12 +135,14 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> JobContext:
     torch.set_num_threads(max(1, available_cores() // control.size))
     workload = agreed(control, lambda: load_workload(job.workload, job.options))
     torch_device = _torch_device(control, cluster)
-    cluster = cluster.on_hardware(control.share(_hardware(torch_device)))
+    device = devices.handle(torch_device)
+    cluster = cluster.on_hardware(control.share(device.hardware or processor_name()))
     graph = agreed(control, lambda: capture_workload(workload, job.seed, name=job.workload))
     loop = loop_of(workload)
     info = workload_info(job, workload.global_batch, graph, loop=loop, sync_norm=getattr(workload, "sync_norm", False))
     limits = agreed(control, lambda: job_bounds(workload, graph, cluster, total=workload.global_batch))
-    groups = agreed(control, lambda: Groups(control, cluster))
+    groups = agreed(control, lambda: Groups(control, cluster, device))
+    accelerators = control.share(device.device.type if device.is_accelerator else "")
     rank = control.rank
     changing = ChangingCluster(cluster, load_scenario(job.replay)) if job.replay is not None else None
     rank_context = RankContext(
@@ -147,13 +151,13 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> JobContext:
         torch_device=torch_device,
         graph=graph if cluster.is_emulated else None,
         is_first_of_host=_first_of_host(control),
+        on_accelerators=any(accelerators),
         replay=agreed(control, lambda: _replay(changing, groups, rank)),
     )
     ahead_s, error_s = control.clock_offset()
     clock = ClockOffset(ahead_s=ahead_s, error_s=error_s)
     runner = RankRunner(workload, groups, rank_context, seed=job.seed, clock=clock, graph=graph)
     gc.freeze()  # these objects stay: the collection after each trial need not visit them
-    on_gpu = all(control.share(torch_device.type == "cuda"))
     return JobContext(
         workload=workload,
         info=info,
@@ -164,7 +168,7 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> JobContext:
         runner=runner,
         workers=Workers(control, runner),
         limits=limits,
-        transports=("nccl",) if on_gpu else job.transports,
+        transports=transports_for(accelerators, job.transports),
         changing=changing,
         loop=loop,
     )
@@ -274,13 +278,7 @@ def _replay(changing: ChangingCluster | None, groups: Groups, rank: int) -> Repl
 
 
 def _torch_device(control: Control, cluster: Cluster) -> torch.device:
-    if cluster.is_emulated or not torch.cuda.is_available():
+    if cluster.is_emulated or not devices.visible().names:
         return torch.device("cpu")
     local_rank = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", os.environ.get("MPI_LOCALRANKID", str(control.rank))))
-    if local_rank >= torch.cuda.device_count():
-        return torch.device("cpu")
-    return torch.device("cuda", local_rank)
-
-
-def _hardware(device: torch.device) -> str:
-    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else processor_name()
+    return devices.take(local_rank if local_rank < len(devices.visible()) else None)

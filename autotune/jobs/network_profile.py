@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-import torch
-
 from autotune.jobs.context import JobContext
 from autotune.profilers.links import ALL_GATHER, ALL_REDUCE, BROADCAST, Side, downlink, uplink
 from autotune.results.store.fits import Source, TransferFit
@@ -18,7 +16,7 @@ from autotune.results.store.profile import CollectiveProfile, HostLink, LinkProf
 from autotune.runtime.control.mpi import Control
 from autotune.runtime.probe.link_probe import ProbeBudget, message_rows, pairs_to_measure, sweep
 from autotune.runtime.probe.timed_collectives import AllGather, AllReduce, Broadcast, Exchange, GroupMember
-from autotune.workloads.plan import MIB
+from autotune.workloads.plan import MIB, TRANSPORTS
 
 T = TypeVar("T")
 
@@ -59,12 +57,12 @@ class Network:
 
     @property
     def link_transport(self) -> str | None:
-        """Our MPI group has no messages from rank to rank; torch's groups do."""
-        return next((name for name in self.context.transports if name != "mpi"), None)
+        """The first that sends from rank to rank."""
+        return next((name for name in self.context.transports if TRANSPORTS[name].carries_messages), None)
 
     def on_group(self, transport: str, measure: Callable[[GroupMember], T]) -> T:
         """`measure` on a group of its own, which nothing holds afterwards."""
-        device = self.context.rank_context.torch_device if transport == "nccl" else torch.device("cpu")
+        device = self.context.rank_context.torch_device
         with self.context.groups.open(transport, timeout_s=self.timeout_s) as group:
             found = measure(GroupMember(group=group, device=device))
             del group

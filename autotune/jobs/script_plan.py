@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,16 +10,16 @@ from autotune.jobs.job import read_plan_file
 from autotune.results.store.record import BestPlan
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.errors import SpecError
-from autotune.workloads.plan import Plan, ReducerKind, default_plan
+from autotune.workloads.plan import TRANSPORTS, Plan, ReducerKind, default_plan
 from autotune.workloads.split import bounds, even, proportional
 
 _FORCE = "run `autotune sweep` for it, or pass force=True to use the plan as it is"
 
 
 def choose_plan(
-    given: Plan | str | Path | None, global_batch: int | None, num_ranks: int
+    given: Plan | str | Path | None, global_batch: int | None, num_ranks: int, *, transport: str = "gloo"
 ) -> tuple[Plan, BestPlan | None]:
-    """The plan, and the stored best plan if it was read from a file. A `global_batch` other than the plan's is split in the
+    """The plan, torch DDP's defaults over `transport` where none is given, and the stored best plan if it was read from a file. A `global_batch` other than the plan's is split in the
     plan's proportions.
     """
     if given is None:
@@ -28,7 +28,7 @@ def choose_plan(
                 "parallelize() was given neither a plan nor a batch: pass a plan from `autotune best --export plan.json`, or "
                 "global_batch=..., the samples of all ranks in one step"
             )
-        return default_plan(even(global_batch, bounds(num_ranks, global_batch))), None
+        return default_plan(even(global_batch, bounds(num_ranks, global_batch)), transport=transport), None
     kept = None if isinstance(given, Plan) else read_plan_file(str(given))
     plan = kept.plan if kept is not None else given
     assert isinstance(plan, Plan)
@@ -46,6 +46,17 @@ def choose_plan(
 def _resplit(samples: tuple[int, ...], global_batch: int) -> tuple[int, ...]:
     """The same shares of another batch, at least one sample for each rank."""
     return proportional([float(count) for count in samples], global_batch, bounds(len(samples), global_batch))
+
+
+def check_transport(plan: Plan, accelerators: Sequence[str]) -> None:
+    """Refuse a plan whose transport does not take the tensors of all ranks. `accelerators`: each rank's type, or empty."""
+    needed = TRANSPORTS[plan.comm.transport].device
+    for rank, kind in enumerate(accelerators):
+        if needed not in ("cpu", kind):
+            raise SpecError(
+                f"the plan's transport {plan.comm.transport!r} carries tensors of {needed!r} devices, but the model of rank "
+                f"{rank} is on {kind or 'the CPU'}: use transport 'gloo', or move every rank's model to such a device"
+            )
 
 
 def check_script_plan(plan: Plan, num_ranks: int, *, allow_lossy: bool) -> None:

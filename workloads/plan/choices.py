@@ -7,7 +7,7 @@ is loaded until a job runs. A new one is a module with the implementation and on
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -110,7 +110,7 @@ class Transport:
     opened_by: str
     """"module:function", called with an `OpenGroup` of `autotune.runtime.transport.open_group`; answers a ProcessGroup."""
     device: str = "cpu"
-    """The type of device whose tensors it takes."""
+    """The type of device whose tensors it takes; those of the host take an accelerator's by way of the host's memory."""
     carries_messages: bool = False
     """Whether it sends from one rank to another: sufficient factors and some codecs need that."""
     carries_shards: bool = False
@@ -147,6 +147,17 @@ TRANSPORTS.register(
 def cpu_transports() -> tuple[str, ...]:
     """Those that a job on CPUs chooses from."""
     return TRANSPORTS.names(lambda transport: transport.device == "cpu")
+
+
+def transports_for(accelerators: Sequence[str], on_host: Sequence[str]) -> tuple[str, ...]:
+    """Those that a job chooses from. `accelerators`: the type of each rank's, empty for a CPU.
+
+    Where all ranks have accelerators of one type, its own transports come first. Those of the host, `on_host`, work
+    everywhere: an accelerator's tensors go by way of the host's memory.
+    """
+    kinds = set(accelerators)
+    kind = kinds.pop() if len(kinds) == 1 else ""
+    return (*TRANSPORTS.names(lambda transport: bool(kind) and transport.device == kind), *on_host)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from autotune.runtime.data.batches import batches_of
+from autotune.runtime.device import handle
 from autotune.runtime.emulate.block_pacer import BlockPacer
 from autotune.runtime.placed.batch_cut import BatchCut, even_cut, for_samples
 from autotune.runtime.placed.executor import Executor
@@ -46,6 +47,7 @@ class PipelineTrainer:
 
     def __init__(self, job: PipelineJob, group: dist.ProcessGroup, rank_context: RankContext, *, seed: int) -> None:
         self.rank_context, self._job = rank_context, job
+        self._device = handle(rank_context.torch_device)
         torch.manual_seed(seed)
         assembly = job.assemble(job.workload.model())
         torch.manual_seed(seed + 1 + rank_context.rank)  # as in data-parallel training: dropout differs between ranks
@@ -85,13 +87,12 @@ class PipelineTrainer:
     def metered_step(self) -> PipelineStep:
         """A step that also meters memory and raises InfeasiblePlanError where the device's memory is exceeded; not for scoring."""
         meter = SavedTensorMeter(self.model)
+        self._device.reset_peak()
         step = self._step(meter.watch)
         held = 0
         if self.optimizer is not None:
             held = static_bytes(self.model, self.optimizer, buffer_bytes=self.executor.buffer_bytes)
-        self.peak_memory_bytes = held + meter.peak_bytes
-        if self.rank_context.torch_device.type == "cuda":
-            self.peak_memory_bytes = int(torch.cuda.max_memory_allocated(self.rank_context.torch_device))
+        self.peak_memory_bytes = self._device.peak_bytes(held + meter.peak_bytes)
         check_memory(self.peak_memory_bytes, self.rank_context.device, self.rank_context.rank, self._cut.total)
         return step
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from autotune.runtime.codecs.factory import BufferShape, make_codec
 from autotune.runtime.codecs.protocol import Codec, Round
+from autotune.runtime.device import handle
 from autotune.workloads.plan import MIB, CompressionPlan
 
 ELEMENT_BYTES = torch.float32.itemsize
@@ -117,12 +118,12 @@ def _decode_alone(codec: Codec, first: Round, result: Tensor) -> None:
 
 
 def _waiting_for(device: torch.device, clock: Clock) -> Clock:
-    """A clock that synchronizes a GPU, which runs asynchronously, before it is read."""
-    if device.type != "cuda":
+    """A clock that waits for an accelerator, which runs behind the host, before it is read."""
+    if not handle(device).is_accelerator:
         return clock
 
     def now() -> float:
-        torch.cuda.synchronize(device)
+        handle(device).synchronize()
         return clock()
 
     return now

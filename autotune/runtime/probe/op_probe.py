@@ -21,6 +21,7 @@ import torch
 
 from autotune.runtime.data.batches import batches_of
 from autotune.runtime.data.micro_batches import loss_of
+from autotune.runtime.device import handle
 from autotune.runtime.emulate.device_pacer import DevicePacer
 from autotune.runtime.probe.module_clock import ModuleClock
 from autotune.runtime.train.memory import check_memory, static_bytes
@@ -61,6 +62,7 @@ class OpProbe:
 
     def __init__(self, workload: Workload, rank_context: RankContext, *, seed: int) -> None:
         self._workload, self._rank_context = workload, rank_context
+        self._device = handle(rank_context.torch_device)
         torch.manual_seed(seed)
         self._model = workload.model().to(rank_context.torch_device)
         self._optimizer = workload.optimizer(self._model)
@@ -125,12 +127,11 @@ class OpProbe:
     def peak_memory_bytes(self, num_samples: int) -> int:
         """Peak memory of a step, without communication buffers; InfeasiblePlanError where the device cannot hold it."""
         meter = SavedTensorMeter(self._model)
+        self._device.reset_peak()
         with meter.watch():
             self.plain_step(num_samples)
-        peak = static_bytes(self._model, self._optimizer, buffer_bytes=0) + meter.peak_bytes
-        if self._rank_context.torch_device.type == "cuda":
-            peak = int(torch.cuda.max_memory_allocated(self._rank_context.torch_device))
-            torch.cuda.reset_peak_memory_stats(self._rank_context.torch_device)
+        held = static_bytes(self._model, self._optimizer, buffer_bytes=0)
+        peak = self._device.peak_bytes(held + meter.peak_bytes)
         check_memory(peak, self._rank_context.device, self._rank_context.rank, num_samples)
         return peak
 
@@ -150,17 +151,15 @@ class OpProbe:
 
     def _batch(self, num_samples: int) -> Any:
         batch = self._batches.fetch(torch.arange(num_samples))
-        if self._rank_context.torch_device.type == "cpu":
+        if not self._device.is_accelerator:
             return batch
         return torch.utils._pytree.tree_map(
-            lambda leaf: leaf.to(self._rank_context.torch_device) if isinstance(leaf, torch.Tensor) else leaf, batch
+            lambda leaf: self._device.to_device(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch
         )
 
     def _now(self) -> float:
-        """Synchronize a GPU, which runs asynchronously: its time would otherwise count for a later wait."""
-        if self._rank_context.torch_device.type == "cuda":
-            torch.cuda.synchronize(self._rank_context.torch_device)
-        return time.perf_counter()
+        """The time at which the device reaches this point; waits for it."""
+        return self._device.stamp().seconds
 
 
 def sizes_to_measure(share: int, *, fewest: int, most: int) -> list[int]:

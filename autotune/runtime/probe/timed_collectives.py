@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 
+from autotune.runtime.device import handle
+
 ELEMENT_BYTES = 4
 ANSWER_BYTES = ELEMENT_BYTES
 _LEAD_IN = 2**18
@@ -50,9 +52,8 @@ class GroupMember:
         return (torch.arange(num_elements, device=self.device) % _PERIOD + 1.0) * (rank + 1)
 
     def synchronize(self) -> None:
-        """On a GPU the wait for a collective only enqueues: wait for the device."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        """On an accelerator the wait for a collective only enqueues: wait for the device."""
+        handle(self.device).synchronize()
 
 
 class Exchange(Protocol):
@@ -103,6 +104,7 @@ class Message:
             received = group.recv([data], self._source, _DATA_TAG)
             for left in reversed(range(count)):
                 received.wait()
+                self._member.synchronize()
                 if left:
                     received = group.recv([data], self._source, _DATA_TAG)
                 group.send([answer], self._source, _ANSWER_TAG).wait()

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from autotune.profilers.ranges import Ranges
 from autotune.runtime.codecs.factory import BufferShape, make_codec
 from autotune.runtime.codecs.protocol import Codec
+from autotune.runtime.device import Waits
 from autotune.runtime.reduce.fusion_buffer import FlatGradients
 from autotune.runtime.reduce.owed import collect, hand_over
-from autotune.runtime.transport.traced_group import Delivery, TracedGroup, taken
+from autotune.runtime.transport.traced_group import Delivery, set_recording, taken
 from autotune.workloads.plan import Plan
 from autotune.workloads.plan.buckets import bucket_indices
 
@@ -60,9 +61,8 @@ class Reducer(Protocol):
     def waits_in_backward(self) -> bool:
         """Whether a backward pass returns only when all gradients have arrived."""
 
-    @property
-    def stalled_s(self) -> float:
-        """How long forward passes have waited for parameters since the last call of `sent`."""
+    stalls: Waits
+    """When forward passes have waited for parameters since the last call of `sent`."""
 
     def begin(self) -> None:
         """Begin a step with zero gradients."""
@@ -118,8 +118,7 @@ class RecordingGroup:
     _group: Any
 
     def record(self, *, on: bool) -> None:
-        if isinstance(self._group, TracedGroup):
-            self._group.recording = on
+        set_recording(self._group, on=on)
 
     def sent(self) -> Sent:
         return sent_over(self._group)
@@ -130,7 +129,6 @@ class BucketReducer(RecordingGroup):
 
     loss_scale = 1.0
     needs_backward = waits_in_backward = False
-    stalled_s = 0.0
 
     def __init__(self, model: nn.Module, plan: Plan, group: dist.ProcessGroup, ranges: Ranges) -> None:
         self.model = model
@@ -142,6 +140,7 @@ class BucketReducer(RecordingGroup):
         ]
         self._posted: list[tuple[Bucket, Tensor, Any]] = []
         self._syncs = True
+        self.stalls = Waits()
         self.buffer_bytes = sum(bucket.codec.buffer_bytes(bucket.flat) for bucket in self.buckets)
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._hook(bucket))

@@ -15,6 +15,8 @@ from typing import Generic, TypeVar
 
 import torch
 
+from autotune.runtime.device import is_autocast_on
+
 T = TypeVar("T")
 
 
@@ -26,8 +28,9 @@ class CompletionQueue(Generic[T]):
     under it.
     """
 
-    def __init__(self, complete: Callable[[T], None]) -> None:
-        self._complete = complete
+    def __init__(self, complete: Callable[[T], None], *, waiters_help: bool = True) -> None:
+        """`waiters_help`: whether threads in `wait_until` call `complete`; if it waits for a device, they had better not."""
+        self._complete, self._waiters_help = complete, waiters_help
         self._lock = threading.Lock()
         self._work, self._changed = threading.Condition(self._lock), threading.Condition(self._lock)
         """For the queue's thread; for the threads in `wait_until`."""
@@ -50,7 +53,7 @@ class CompletionQueue(Generic[T]):
     def wait_until(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
         """Complete items, or wait while another thread does, until `is_done` or the timeout; whether it is done."""
         deadline = time.monotonic() + timeout_s
-        helps = is_plain_thread()
+        helps = self._waiters_help and is_plain_thread()
         with self._lock:
             self._num_helpers += helps
             if not helps:
@@ -108,8 +111,7 @@ def is_plain_thread() -> bool:
     """Whether no torch mode is set in this thread that a new thread would not have."""
     return not (
         torch.is_inference_mode_enabled()
-        or torch.is_autocast_enabled("cpu")
-        or torch.is_autocast_enabled("cuda")
+        or is_autocast_on()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
     )

@@ -14,7 +14,6 @@ reason.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -56,8 +55,6 @@ class CrossStepReducer(ScheduledReducer):
         """Why steps do not overlap, or one did not; empty as long as all may."""
         self.on_barrier: Callable[[str], None] = lambda _: None
         """Called with `barrier_reason` when it is set during training."""
-        self.stalled_s = 0.0
-        self._stalls: list[tuple[float, float]] = []
         self._replaced: list[tuple[Any, str, Any]] = []
         self._by_optimizer: list[BufferOptimizer] = []
         self._is_compiled = self._is_first_over = False
@@ -71,9 +68,9 @@ class CrossStepReducer(ScheduledReducer):
 
     def sent(self) -> Sent:
         """What has completed since the last call, while recording, and how long forward passes have waited."""
-        stalled_s, self.stalled_s = self.stalled_s, 0.0
-        stalls, self._stalls = tuple(self._stalls), []
-        return replace(super().sent(), stalls=stalls, stalled_s=stalled_s)
+        stalls = self.stalls.take()
+        stalled_s = sum(ended_s - begun_s for begun_s, ended_s in stalls)
+        return replace(super().sent(), stalls=stalls if self._sender.recording else (), stalled_s=stalled_s)
 
     # -- start and end of the overlap -------------------------------------------------------------------------------------
 
@@ -184,12 +181,10 @@ class CrossStepReducer(ScheduledReducer):
 
     def stall(self, buffer: FusionBuffer) -> None:
         """Wait for a buffer and count the seconds: the device is idle meanwhile."""
+        begun = self._device.stamp()
         seconds = self._wait([buffer])
-        self.stalled_s += seconds
+        self.stalls.add(begun, self._device.stamp())
         self._settings.on_stall(seconds)
-        if self._sender.recording:
-            ended_s = time.perf_counter()
-            self._stalls.append((ended_s - seconds, ended_s))
 
     def read(self, buffer: FusionBuffer) -> None:
         """The script reads a gradient that may be in flight."""
@@ -209,10 +204,10 @@ class CrossStepReducer(ScheduledReducer):
         if self._must_wait(stepped):
             return self._step_at_once(stepped, replaced)
         stepped.optimizer._opt_called = True  # type: ignore[attr-defined] # lr schedulers read it
-        options = stepped.by_buffer.options()
+        options, requested = stepped.by_buffer.options(), self._device.mark()
         stepped.by_buffer.refresh(stepped.buffers)
         for buffer in reversed(stepped.buffers):
-            buffer.is_applied = True
+            buffer.is_applied, buffer.requested = True, requested
             with self._changing:
                 is_completed = buffer.stage is Stage.COMPLETED
                 buffer.options = options
@@ -247,9 +242,12 @@ class CrossStepReducer(ScheduledReducer):
 
     def _update(self, buffer: FusionBuffer, options: list[dict[str, Any]]) -> None:
         assert buffer.optimizer_index is not None
+        buffer.requested.wait()
+        buffer.written.wait()
         self._by_optimizer[buffer.optimizer_index].update(buffer, options)
+        written = self._device.mark()
         with self._changing:
-            buffer.options = None
+            buffer.written, buffer.options = written, None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -274,6 +272,7 @@ class _ParameterTracker:
     def await_value(self) -> None:
         if self.buffer.options is not None:
             self._reducer.stall(self.buffer)
+        self.buffer.written.wait()
 
     def await_gradient(self) -> None:
         self._reducer.read(self.buffer)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from autotune.runtime.device import Waits
 from autotune.runtime.reduce.bucketed import RecordingGroup
 from autotune.workloads.plan import DDP_BUCKET_BYTES, MIB
 
@@ -21,7 +22,6 @@ class DdpReducer(RecordingGroup):
     """
 
     needs_backward = waits_in_backward = True
-    stalled_s = 0.0
 
     def __init__(self, model: nn.Module, bucket_bytes: int, codec: str, group: dist.ProcessGroup) -> None:
         # If unset, DDP's cap is 25 MiB with a small first bucket that is sent early; if set, it holds for all buckets.
@@ -29,7 +29,7 @@ class DdpReducer(RecordingGroup):
         ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=cap_mb, init_sync=False)
         self.model: nn.Module = ddp
         self.no_sync: Callable[[], AbstractContextManager[None]] = ddp.no_sync
-        self._group = group
+        self._group, self.stalls = group, Waits()
         self.loss_scale = float(group.size())
         self.buffer_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
         if codec == "fp16":

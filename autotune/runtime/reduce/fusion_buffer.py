@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from autotune.runtime.codecs.protocol import Codec
 from autotune.runtime.codecs.sufficient_factors import Factors
+from autotune.runtime.device import NO_MARK, Mark
 from autotune.runtime.reduce.step_position import CHECKS, checks_of
 
 _ALIGNED = 64
@@ -80,6 +81,7 @@ class FusionBuffer(FlatGradients):
 
     Threads: other threads complete the exchange and the update. They change `stage`, `unused` and `options` under the
     reducer's lock, and `flat` and `round` while the buffer is in flight. Everything else belongs to the script's thread.
+    On an accelerator they do so in streams of their own: who reads gradients or parameters waits for `written` first.
     """
 
     takes_sparse = False
@@ -103,6 +105,10 @@ class FusionBuffer(FlatGradients):
         """Once completed: parameters, by place, that have a gradient on no rank."""
         self.options: list[dict[str, Any]] | None = None
         """The optimizer's options for the update that waits for this buffer to complete; None: no update waits."""
+        self.written: Mark = NO_MARK
+        """Where a stream has written the completed gradients and, after an update, the parameters."""
+        self.requested: Mark = NO_MARK
+        """Where the script's stream was when it asked for the update: what reads the old parameters is before it."""
         self.is_shown = True
         """Whether `parameter.grad` is the completed result."""
         self.is_applied = True
@@ -210,9 +216,9 @@ class FusionBuffer(FlatGradients):
         """The elements behind the marks: see `step_position.odd_rank`."""
         return self.more[len(self.parameters) : len(self.parameters) + CHECKS]
 
-    def complete(self, unused: Iterable[int]) -> None:
+    def complete(self, unused: Iterable[int], written: Mark) -> None:
         """The exchange is over. Called under the reducer's lock."""
-        self.unused, self.stage = frozenset(unused), Stage.COMPLETED
+        self.unused, self.written, self.stage = frozenset(unused), written, Stage.COMPLETED
 
     # -- what the script sees -------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from autotune.runtime.device import Waits
 from autotune.runtime.reduce.bucketed import RecordingGroup
 from autotune.workloads.plan import Plan
 
@@ -25,10 +26,9 @@ class AveragingReducer(RecordingGroup):
 
     needs_backward = waits_in_backward = False
     buffer_bytes = 0
-    stalled_s = 0.0
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, plan: Plan, group: dist.ProcessGroup) -> None:
-        self.model, self._group = model, group
+        self.model, self._group, self.stalls = model, group, Waits()
         samples = plan.batch.samples
         self._weight = samples[group.rank()] / sum(samples)
         # Callers weight a loss by b_i/B, for sums of gradients; this factor makes it the rank's own mean again.

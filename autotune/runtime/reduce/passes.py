@@ -196,6 +196,7 @@ class BackwardPasses(BatchWeights):
         """Prepare a buffer for its first gradient of a pass, or for the end of a pass without one."""
         if not buffer.is_idle:
             self._wait([buffer])
+        buffer.written.wait()
         with raw():
             if buffer.stage is Stage.COMPLETED:
                 buffer.open(self._num_ranks)

@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from autotune.profilers.ranges import Ranges
 from autotune.runtime.codecs.protocol import SUM, Round
 from autotune.runtime.codecs.sufficient_factors import Factors
+from autotune.runtime.device import Waits, handle_of
 from autotune.runtime.override import Hook
 from autotune.runtime.reduce.bucketed import Sent, sent_over
 from autotune.runtime.reduce.fusion_buffer import FusionBuffer, Stage
@@ -50,7 +51,7 @@ from autotune.runtime.reduce.sender import Sender
 from autotune.runtime.reduce.sparse_rows import SparseBuffer
 from autotune.runtime.reduce.step_position import ended_early, odd_rank, out_of_step, position_of
 from autotune.runtime.tracked import raw
-from autotune.runtime.transport.traced_group import TracedGroup
+from autotune.runtime.transport.traced_group import set_recording
 from autotune.workloads.errors import SpecError, TrialTimeoutError
 from autotune.workloads.plan import Plan
 
@@ -80,6 +81,8 @@ class ReducerSettings:
     """The longest wait for other ranks."""
     ranges: Ranges = field(default_factory=Ranges)
     """Names the work on each buffer for a torch profiler."""
+    on_accelerators: bool = False
+    """Whether any rank of the job trains on an accelerator: then ranks always exchange a schedule."""
 
 
 class ScheduledReducer(BackwardPasses):
@@ -92,7 +95,6 @@ class ScheduledReducer(BackwardPasses):
 
     loss_scale = 1.0
     needs_backward = False
-    stalled_s = 0.0
 
     def __init__(
         self,
@@ -104,10 +106,9 @@ class ScheduledReducer(BackwardPasses):
     ) -> None:
         self.model, self._plan, self._settings, self._group = model, plan, settings, group
         self._optimizers = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
-        if isinstance(group, TracedGroup):
-            # The sender records transfers; reading them from the group would wait for all of them.
-            group.recording = False
+        set_recording(group, on=False)  # the sender records transfers; reading them from the group would wait for all
         super().__init__(settings.weight, group.size(), calls_begin=settings.calls_begin)
+        self.stalls = Waits()
         self.batch_number = self._num_steps = self.num_loads = 0
         """Batches, steps and checkpoint loads so far; they must be the same on all ranks that send gradients."""
         self._changing = threading.Lock()
@@ -205,13 +206,15 @@ class ScheduledReducer(BackwardPasses):
         self._ordered = in_order(self._trained, self._order)
         self.buffers = make_buffers(self._ordered, self._plan, self._group, factors)
         self.buffer_bytes = sum(buffer.codec.buffer_bytes(buffer.flat) for buffer in self.buffers)
-        self._has_fixed_order = needs_no_schedule(self._plan.comm, self.buffers)
+        self._device = handle_of(self.buffers[0].flat)
+        # What travels with the gradients in a fixed order would be read from the device, buffer by buffer.
+        self._has_fixed_order = not self._settings.on_accelerators and needs_no_schedule(self._plan.comm, self.buffers)
         self._checks_steps = self._has_fixed_order and all(
             buffer.flat.dtype in (torch.float32, torch.float64) for buffer in self.buffers
         )
         fixed_order = FixedOrder.of(self._plan.comm, self.buffers) if self._has_fixed_order else None
         make_order = partial(SendOrder.of, self._plan.comm, len(self.buffers), self._group.size())
-        self._sender = Sender(self._group, make_order, self, fixed_order)
+        self._sender = Sender(self._group, make_order, self, fixed_order, self._device)
         self._watch = LateWatch(lambda: self._sender.report_late(self._num_steps))
         self._handles: list[Any] = [*self._hook_gradients(), *self._hook_models()]
         self._around_step = self._hook_steps()
@@ -262,8 +265,9 @@ class ScheduledReducer(BackwardPasses):
             buffer.round += 1
             self._sender.mark_ready(index, buffer.round, more, unused, position=buffer.position)
             return
+        written = self._device.mark()
         with self._changing:
-            buffer.complete(unused)
+            buffer.complete(unused, written)
             options = buffer.options
         if options is not None:
             self._update(buffer, options)
@@ -335,6 +339,8 @@ class ScheduledReducer(BackwardPasses):
             if waited_s > self._settings.timeout_s:
                 raise TrialTimeoutError(f"gradients did not arrive within {self._settings.timeout_s:g} s")
         self._watch.end()
+        for buffer in buffers:
+            buffer.written.wait()
         return time.perf_counter() - begun_s
 
     def _are_idle(self, buffers: Sequence[FusionBuffer], timeout_s: float) -> bool:

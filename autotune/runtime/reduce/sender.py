@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from autotune.runtime.codecs.protocol import GATHER, SUM, Round
 from autotune.runtime.control.channel import open_channels
+from autotune.runtime.device import CPU, DeviceHandle, Stamp
 from autotune.runtime.errors import PeerLostError
 from autotune.runtime.reduce.completions import CompletionQueue
 from autotune.runtime.reduce.coordinator import Coordinator, Endpoint, Follower
@@ -71,7 +73,7 @@ class _OpenRound:
     """A round between being ready and the completion of its last partition."""
 
     round: Round
-    ready_s: float
+    ready: Stamp
     received: tuple[Tensor, ...] = ()
     num_completed: int = 0
 
@@ -101,9 +103,16 @@ class Sender:
         make_order: Callable[[], SendOrder],
         listener: Listener,
         fixed_order: FixedOrder | None = None,
+        device: DeviceHandle = CPU,
     ) -> None:
-        """With a `fixed_order` ranks exchange no schedule, and use the control channels for failures only."""
+        """With a `fixed_order` ranks exchange no schedule, and use the control channels for failures only.
+
+        An accelerator posts from one stream of its own and waits for completions in another: neither holds up the stream
+        that computes, nor the other.
+        """
         self._group = group
+        self._device = device
+        self._posts_on, self._waits_on = device.new_stream(), device.new_stream()
         self._listener = listener
         self._fixed_order = fixed_order
         self.completes_early = fixed_order is None
@@ -113,7 +122,7 @@ class Sender:
         self._has_failed = False
         self.recording = False
         self._transfers: list[Transfer] = []
-        self._completions = CompletionQueue(self._complete)
+        self._completions = CompletionQueue(self._complete, waiters_help=not device.is_accelerator)
         self._endpoint = self._open_endpoint(make_order)
 
     def _open_endpoint(self, make_order: Callable[[], SendOrder]) -> Endpoint:
@@ -125,8 +134,9 @@ class Sender:
     def mark_ready(
         self, buffer: int, number: int, content: Round, unused: Sequence[int] = (), *, position: int = 0
     ) -> None:
-        """This rank is ready for round `number` of the buffer."""
-        self._open[buffer, number] = _OpenRound(round=content, ready_s=time.monotonic())
+        """This rank is ready for round `number` of the buffer, once its device has reached this point of its stream."""
+        opened = _OpenRound(round=content, ready=self._device.stamp())
+        self._open[buffer, number] = opened
         ready = ReadyRound(
             buffer=buffer,
             round=number,
@@ -137,7 +147,7 @@ class Sender:
             position=position,
         )
         if self._fixed_order is None:
-            self._endpoint.mark_ready(ready)
+            self._device.when_reached(opened.ready, partial(self._endpoint.mark_ready, ready))
             return
         for partition in self._fixed_order.mark_ready(ready):
             self._post(partition)
@@ -175,14 +185,15 @@ class Sender:
         opened = self._open[partition.buffer, partition.round]
         content = opened.round
         posted_s = time.monotonic()
-        if content.kind == SUM:
-            tensor = content.tensors[0]
-            size = tensor.numel()
-            start, end = (size * (partition.partition + more) // partition.num_partitions for more in (0, 1))
-            opened.received = content.tensors
-            works = [self._group.allreduce([tensor[start:end]], dist.AllreduceOptions())]
-        else:
-            works = self._post_messages(opened, partition)
+        with self._device.on(self._posts_on):
+            if content.kind == SUM:
+                tensor = content.tensors[0]
+                size = tensor.numel()
+                start, end = (size * (partition.partition + more) // partition.num_partitions for more in (0, 1))
+                opened.received = content.tensors
+                works = [self._group.allreduce([tensor[start:end]], dist.AllreduceOptions())]
+            else:
+                works = self._post_messages(opened, partition)
         self._completions.put(_Posted(partition, works, posted_s), now=self.completes_early or self.recording)
 
     def _post_messages(self, opened: _OpenRound, partition: ScheduledPartition) -> list[Any]:
@@ -206,7 +217,8 @@ class Sender:
         if self._has_failed:
             return
         try:
-            self._wait_for(posted)
+            with self._device.on(self._waits_on):
+                self._wait_for(posted)
         except Exception as error:  # noqa: BLE001 - every failure is raised by the threads that wait
             self._has_failed = True
             self._listener.failed(error)
@@ -215,6 +227,7 @@ class Sender:
     def _wait_for(self, posted: _Posted) -> None:
         for work in posted.works:
             work.wait()
+        self._device.mark().wait_on_host()  # only now has the device what was sent; before, the wait was queued at most
         partition = posted.partition
         if self._fixed_order is None:
             self._endpoint.completed(partition.num_bytes)
@@ -224,6 +237,7 @@ class Sender:
         opened.num_completed += 1
         if opened.num_completed == partition.num_partitions:
             del self._open[partition.buffer, partition.round]
+            self._device.keep_for_stream(opened.received)
             self._listener.completed(partition.buffer, opened.received, partition.unused)
 
     def _record(self, partition: ScheduledPartition, opened: _OpenRound, posted_s: float) -> None:
@@ -233,7 +247,7 @@ class Sender:
                 round=partition.round,
                 partition=partition.partition,
                 num_bytes=partition.num_bytes,
-                ready_s=opened.ready_s,
+                ready_s=opened.ready.seconds,
                 posted_s=posted_s,
                 completed_s=time.monotonic(),
             )

@@ -8,9 +8,9 @@ gradients over batches switches after its next `optimizer.step()`, which is the 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -18,6 +18,7 @@ from torch import nn
 from autotune.profilers.step_stats import StepStats
 from autotune.runtime.control.step_directives import StepCoordinator, StepReport
 from autotune.runtime.data.script_data import TrainingData
+from autotune.runtime.device import CPU, Stamp, Waits, handle_of
 from autotune.runtime.reduce.bucketed import Sent
 from autotune.runtime.train.retuned_trainer import parts_of
 from autotune.runtime.train.script_reducer import ScriptReducer
@@ -50,27 +51,31 @@ class RetunedScript:
         data.before_batch = self.before_batch
         self._rank = coordinator.rank
         self._num_steps = self._num_samples = 0
-        self._begun_s = 0.0
+        self._begun: Stamp | None = None
         self._closed: StepStats | None = None
         self._arrivals: tuple[float, ...] | None = None
-        self._forward_s: float | None = None
-        self._compute_s: float | None = None
+        self._forward: Stamp | None = None
+        self._computed: Stamp | None = None
+        self._stalls = Waits()
+        """Of the forward passes, until the last gradient was computed."""
         reducer.record(on=True)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._missing = self._num_gradients = len(trained)
+        self._device = handle_of(trained[0]) if trained else CPU
         self._handles = [parameter.register_hook(self._note_gradient) for parameter in trained]
 
     def before_batch(self, step: int) -> None:
         """Called before the batch of `step` is read; the data set counts steps."""
-        now_s = time.perf_counter()
-        if self._begun_s:
-            self._report(now_s)
-            self._closed = self._closing(now_s - self._begun_s)
+        now = self._device.stamp()
+        if self._begun is not None:
+            self._report(now)
+            self._closed = self._closing(self._begun.seconds, now.seconds)
             self._num_steps += 1
             self._follow(step)
+        self._device.renew_clock()
         self._num_samples = self._data.num_samples(step)
-        self._missing, self._compute_s, self._forward_s = self._num_gradients, None, None
-        self._begun_s = time.perf_counter()
+        self._missing, self._computed, self._forward = self._num_gradients, None, None
+        self._begun = self._device.stamp()
 
     def close(self) -> None:
         """End retuning; the plan stays as it is."""
@@ -96,29 +101,32 @@ class RetunedScript:
             self._reducer.record(on=True)
 
     def _note_gradient(self, _gradient: Any) -> None:
-        if self._forward_s is None:
-            self._forward_s = time.perf_counter()
+        if self._forward is None:
+            self._forward = self._device.stamp()
         self._missing -= 1
         if self._missing == 0:
-            self._report(time.perf_counter())
+            self._report(self._device.stamp())
 
-    def _report(self, now_s: float) -> None:
+    def _report(self, now: Stamp) -> None:
         """Once per step: with the last gradient or, if some parameters have none, at the end of the step."""
-        if self._compute_s is None:
-            self._compute_s = max(now_s - self._begun_s - self._reducer.stalled_s, 0.0)
+        if self._computed is None and self._begun is not None:
+            self._computed, self._stalls = now, self._reducer.stalls.so_far()
             arrivals, self._arrivals = self._arrivals, None
-            self._coordinator.report(
-                StepReport(
-                    step=self._num_steps,
-                    samples=self._num_samples,
-                    compute_s=self._compute_s,
-                    closed=self._closed,
-                    arrivals=arrivals,
-                )
+            report = StepReport(
+                step=self._num_steps,
+                samples=self._num_samples,
+                compute_s=0.0,
+                closed=self._closed,
+                arrivals=arrivals,
             )
+            send = partial(_send, self._coordinator, report, self._begun, now, self._stalls)
+            self._device.when_reached(now, send)
 
-    def _closing(self, step_s: float) -> StepStats:
-        compute_s, sent = self._compute_s or 0.0, self._reducer.sent()
+    def _closing(self, begun_s: float, ended_s: float) -> StepStats:
+        assert self._begun is not None
+        assert self._computed is not None
+        step_s, compute_s = ended_s - begun_s, _compute_s(self._begun, self._computed, self._stalls)
+        sent = self._reducer.sent()
         return StepStats(
             rank=self._rank,
             step=self._num_steps,
@@ -134,6 +142,14 @@ class RetunedScript:
 
     def _forward_of(self, compute_s: float, sent: Sent) -> float:
         """The part of the compute time before the first gradient."""
-        if self._forward_s is None:
+        if self._forward is None or self._begun is None:
             return 0.0
-        return min(max(self._forward_s - self._begun_s - sent.stalled_s, 0.0), compute_s)
+        return min(max(self._forward.seconds - self._begun.seconds - sent.stalled_s, 0.0), compute_s)
+
+
+def _compute_s(begun: Stamp, computed: Stamp, stalls: Waits) -> float:
+    return max(computed.seconds - begun.seconds - stalls.seconds, 0.0)
+
+
+def _send(coordinator: StepCoordinator, report: StepReport, begun: Stamp, computed: Stamp, stalls: Waits) -> None:
+    coordinator.report(replace(report, compute_s=_compute_s(begun, computed, stalls)))

@@ -18,6 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from autotune.runtime.device import Waits
 from autotune.runtime.override import Hook
 from autotune.runtime.reduce.batch_weights import BatchWeights
 from autotune.runtime.reduce.bucketed import RecordingGroup
@@ -36,7 +37,6 @@ class ScriptDdp(RecordingGroup, BatchWeights):
     """
 
     barrier_reason = "reducer 'ddp' waits for all gradients"
-    stalled_s = 0.0
 
     def __init__(
         self,
@@ -47,6 +47,7 @@ class ScriptDdp(RecordingGroup, BatchWeights):
         setting: ReducerSettings,
     ) -> None:
         self.model, self._optimizers, self._plan, self._group = model, list(optimizers), plan, group
+        self.stalls = Waits()
         super().__init__(setting.weight)
         self.batch_number = self.num_loads = self._num_steps = 0
         self._compared: tuple[Any, Tensor, int] | None = None

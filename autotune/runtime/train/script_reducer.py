@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from autotune.runtime.device import Waits
 from autotune.runtime.reduce.bucketed import Sent
 from autotune.runtime.reduce.cross_step import CrossStepReducer
 from autotune.runtime.reduce.local_sgd import AveragingReducer
@@ -26,7 +27,8 @@ class ScriptReducer(Protocol):
     batch_number: int
     num_loads: int
     """Batches and checkpoints that the script has read, to detect a rank that is at another place."""
-    stalled_s: float
+    stalls: Waits
+    """When forward passes have waited for parameters since the last call of `sent`."""
     barrier_reason: str
     """Why steps do not overlap; empty where they do."""
 

@@ -13,7 +13,6 @@ the same layers in the same order.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from autotune.runtime.device import Waits, handle_of
 from autotune.runtime.override import Override
 from autotune.runtime.transport.traced_group import taken
 
@@ -35,7 +35,8 @@ class _Statistics:
     mean: Tensor
     variance: Tensor
     """About the mean, divided by `count`."""
-    count: float
+    count: Tensor
+    """On the device: the host does not wait for it."""
 
 
 class SyncNorms:
@@ -45,16 +46,17 @@ class SyncNorms:
     """
 
     def __init__(
-        self, model: nn.Module, group: dist.ProcessGroup, on_wait: Callable[[float], None] = lambda _: None
+        self, model: nn.Module, group: dist.ProcessGroup, on_wait: Callable[[float], None] | None = None
     ) -> None:
-        """`on_wait`: called with the duration of each all-reduce."""
+        """`on_wait`: called with the duration of each all-reduce, which it makes the host wait for."""
         self._group, self._on_wait = group, on_wait
         self._layers = batch_norms(model)
         self.counts = True
         """Whether this rank's samples are part of the batch; false where they have weight 0."""
         self.gradient_weight = 1.0
         """The factor of this rank's gradients after backward; 1 where its loss is already weighted."""
-        self.waited_s = 0.0
+        self.waits = Waits()
+        """The all-reduces of statistics since the last call of `take_waited_s`."""
         for layer in self._layers:
             layer.__dict__["forward"] = Override(layer, "forward", functools.partial(_forward, layer, self))
 
@@ -64,9 +66,8 @@ class SyncNorms:
 
     def take_waited_s(self) -> float:
         """The duration of all-reduces since the last call."""
-        waited_s, self.waited_s = self.waited_s, 0.0
         taken(self._group)  # discard the records of a paced group
-        return waited_s
+        return sum(ended_s - begun_s for begun_s, ended_s in self.waits.take())
 
     def detach(self) -> None:
         """Restore the layers."""
@@ -85,17 +86,23 @@ class SyncNorms:
             mean, variance = mean.double(), variance.double()
             sums = torch.cat([count * mean, count * (variance + mean * mean), sums.new_tensor([count])])
         self.add_up(sums)
-        total = float(sums[-1])
-        mean, square = (sums[:-1] / max(total, 1.0)).chunk(2)
+        total = sums[-1]
+        if count <= 1 and total <= 1:  # read from the device only where this rank's own samples are not enough
+            raise ValueError(
+                f"BatchNorm in training needs more than one value per channel but all ranks have {float(total):.0f}"
+            )
+        mean, square = (sums[:-1] / total.clamp(min=1.0)).chunk(2)
         return _Statistics(mean=mean, variance=(square - mean * mean).clamp_(min=0.0), count=total)
 
     def add_up(self, sums: Tensor) -> None:
         """All-reduce in place, and wait."""
-        begun_s = time.perf_counter()
+        device = handle_of(sums)
+        begun = device.stamp()
         self._group.allreduce([sums], dist.AllreduceOptions()).wait()
-        seconds = time.perf_counter() - begun_s
-        self.waited_s += seconds
-        self._on_wait(seconds)
+        ended = device.stamp()
+        self.waits.add(begun, ended)
+        if self._on_wait is not None:
+            self._on_wait(ended.seconds - begun.seconds)
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
@@ -157,10 +164,6 @@ def _forward(layer: _BatchNorm, norms: SyncNorms, x: Tensor) -> Tensor:
         return type(layer).forward(layer, x)
     layer._check_input_dim(x)
     found = norms.statistics(x.detach())
-    if found.count <= 1:
-        raise ValueError(
-            f"BatchNorm in training needs more than one value per channel but all ranks have {found.count:.0f}"
-        )
     _update_running(layer, found)
     done: Tensor = _Normalise.apply(x, layer.weight, layer.bias, layer.eps, found, norms)  # type: ignore[no-untyped-call]
     return done

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -18,6 +17,7 @@ from autotune.profilers.nvml import open_nvml
 from autotune.profilers.observer import Observer, Sampler
 from autotune.profilers.timeline import Span, Timeline
 from autotune.profilers.torch_trace import OpTrace
+from autotune.runtime import device
 from autotune.runtime.train.trainer import RankContext
 from autotune.runtime.train.trainer_protocol import TrainedStep, TrainerProtocol
 
@@ -60,18 +60,16 @@ def aligned(timeline: Timeline, clock: ClockOffset) -> Timeline:
 def samplers_for(rank_context: RankContext) -> list[Sampler]:
     """Samplers of a rank's GPU and host; host-wide counters are sampled by the first rank of the host only."""
     observers = [open_host(host_wide=rank_context.is_first_of_host)]
-    if rank_context.torch_device.type == "cuda":
-        observers.append(_open_gpu(rank_context.torch_device))
+    if device.handle(rank_context.torch_device).is_accelerator:
+        observers.append(_open_accelerator(rank_context.torch_device))
     return [Sampler(observer, rank=rank_context.rank) for observer in observers]
 
 
-def _open_gpu(device: torch.device) -> Observer:
-    """torch names AMD devices "cuda" too."""
-    properties: Any = torch.cuda.get_device_properties(device)
-    if torch.version.hip is None:
-        return open_nvml(str(properties.uuid))
-    domain, bus, place = properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id
-    return open_amd(f"{domain:04x}:{bus:02x}:{place:02x}.0")
+def _open_accelerator(torch_device: torch.device) -> Observer:
+    """NVML reports an accelerator that it does not know as unavailable, with the reason."""
+    if device.is_amd():
+        return open_amd(device.bus_address(torch_device))
+    return open_nvml(device.uuid(torch_device))
 
 
 def _recorded_step(trainer: TrainerProtocol) -> TrainedStep:

@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from autotune.profilers.ranges import Ranges
+from autotune.runtime import device as devices
 from autotune.runtime.data.micro_batches import MicroBatches, Pass, loss_of
+from autotune.runtime.device import DeviceHandle, Stamp, Waits
 from autotune.runtime.emulate.device_pacer import DevicePacer
 from autotune.runtime.emulate.replay import Replay
 from autotune.runtime.reduce.bucketed import Reducer
@@ -47,6 +50,8 @@ class RankContext:
     is_first_of_host: bool = False
     timeout_s: float = 600.0
     """The longest wait for other ranks."""
+    on_accelerators: bool = False
+    """Whether any rank of the job trains on an accelerator."""
     replay: Replay | None = None
     """The scenario that the cluster goes through, if any."""
 
@@ -85,7 +90,9 @@ class Trainer:
         self._pacer = (
             DevicePacer(self.model, rank_context.graph, rank_context.device) if rank_context.graph is not None else None
         )
-        self._gradient_s = self._begun_s = 0.0
+        self._device = devices.handle(rank_context.torch_device)
+        self._gradient: Stamp = self._device.stamp()
+        self._begun_s = 0.0
         self._num_gradients = 0
         self._has_reported = self._is_last_pass = False
         self.on_computed: Callable[[float], None] | None = None
@@ -94,7 +101,7 @@ class Trainer:
         self._norms: SyncNorms | None = None
         if synchronises_norms(workload, plan):
             assert norm_group is not None or not needs_norm_group(workload, plan)
-            on_wait = self._pacer.idle if self._pacer is not None else lambda _: None
+            on_wait = self._pacer.idle if self._pacer is not None else None
             self._norms = SyncNorms(self.model, norm_group or group, on_wait)
         share_initial_values(self.model, group)
         self._reducer = self._make_reducer()
@@ -104,28 +111,31 @@ class Trainer:
         self.peak_memory_bytes = 0
 
     def step(self) -> Step:
-        """Train on the next global batch."""
+        """Train on the next global batch. The host waits once for an accelerator: at the end, so that its stamps are known."""
         self._enter_scenario()
+        self._device.renew_clock()
         begin_s = self._begun_s = time.perf_counter()
         self._has_reported = False
         with self.ranges.phase("data"):
             part = self.batches.part(self.num_steps)
             passes = self._take(self.num_steps)
         data_s = time.perf_counter()
-        stamps, loss_share = self._gradients(passes)
-        forward_s, gradient_s = stamps[-1]
+        stamps, losses = self._gradients(passes)
         late_s = self._pacer.late_s if self._pacer is not None else 0.0
-        reduced_s = time.perf_counter()
+        reduced = self._device.stamp()
         with self.ranges.phase("optimizer"):
             if self.loop.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.loop.clip_norm)
             self.optimizer.step()
         self.num_steps += 1
+        end_s = self._device.stamp().seconds
         sent = self._reducer.sent()
         if self._norms is not None:
             sent = replace(sent, stalled_s=sent.stalled_s + self._norms.take_waited_s())
-        end_s = time.perf_counter()
         self._trained_s += end_s - begin_s
+        reduced_s = reduced.seconds
+        seconds = [(forward.seconds, max(gradient.seconds, forward.seconds)) for forward, gradient in stamps]
+        forward_s, gradient_s = seconds[-1]
         return Step(
             begin_s=begin_s,
             data_s=data_s,
@@ -133,12 +143,12 @@ class Trainer:
             backward_s=min(gradient_s, reduced_s),
             reduced_s=reduced_s,
             end_s=end_s,
-            loss_share=loss_share,
+            loss_share=float(torch.stack(losses).sum()) if losses else 0.0,
             num_samples=len(part.indices),
             work=part.work,
             late_s=max(late_s, sent.late_s),
             sent=sent,
-            passes=tuple(stamps[:-1]),
+            passes=tuple(seconds[:-1]),
         )
 
     def _enter_scenario(self) -> None:
@@ -150,12 +160,11 @@ class Trainer:
     def metered_step(self) -> Step:
         """A step that also meters memory; not for scoring. Raises InfeasiblePlanError where the device cannot hold it."""
         meter = SavedTensorMeter(self.model)
+        self._device.reset_peak()
         with meter.watch():
             step = self.step()
         held = static_bytes(self.model, self.optimizer, buffer_bytes=self._reducer.buffer_bytes)
-        self.peak_memory_bytes = held + meter.peak_bytes
-        if self.rank_context.torch_device.type == "cuda":
-            self.peak_memory_bytes = int(torch.cuda.max_memory_allocated(self.rank_context.torch_device))
+        self.peak_memory_bytes = self._device.peak_bytes(held + meter.peak_bytes)
         check_memory(self.peak_memory_bytes, self.rank_context.device, self.rank_context.rank, step.num_samples)
         return step
 
@@ -183,7 +192,12 @@ class Trainer:
             self._reducer.record(on=self._is_recording)
 
     def _make_reducer(self) -> Reducer:
-        setting = ReducerSettings(ranges=self.ranges, timeout_s=self.rank_context.timeout_s, calls_begin=True)
+        setting = ReducerSettings(
+            ranges=self.ranges,
+            timeout_s=self.rank_context.timeout_s,
+            calls_begin=True,
+            on_accelerators=self.rank_context.on_accelerators,
+        )
         if self._pacer is not None:
             setting = replace(setting, on_stall=self._pacer.idle, on_rebuild=self._pacer.rebuild)
         plan = self.plan
@@ -233,7 +247,7 @@ class Trainer:
         if len(passes) < num_passes:
             idle = self._micro_batches.idle() if must_run else Pass(batch=None)
             passes = [idle] * (num_passes - len(passes)) + passes
-        return [replace(one, batch=_to_device(one.batch, self.rank_context.torch_device)) for one in passes]
+        return [replace(one, batch=_to_device(one.batch, self._device)) for one in passes]
 
     def _most_passes(self, norms: SyncNorms, own: int) -> int:
         """The largest number of passes of any rank in this step."""
@@ -242,25 +256,26 @@ class Trainer:
         norms.add_up(ranks)
         return int(ranks.nonzero().max())
 
-    def _gradients(self, passes: Sequence[Pass]) -> tuple[list[tuple[float, float]], float]:
-        """Compute the exact gradient of the whole batch. Returns the time stamps of the loss and the last gradient of each
-        pass, and this rank's share of the loss.
+    def _gradients(self, passes: Sequence[Pass]) -> tuple[list[tuple[Stamp, Stamp]], list[torch.Tensor]]:
+        """Compute the exact gradient of the whole batch. Returns the stamps of the loss and the last gradient of each pass,
+        and the losses of the passes, times their shares of the batch.
         """
-        stamps, loss_share = [], 0.0
+        stamps, losses = [], []
         for number, one in enumerate(passes):
             self._num_gradients, self._is_last_pass = 0, number == len(passes) - 1
             with nullcontext() if self._is_last_pass else self._reducer.no_sync():
-                forward_s, loss = self._pass(one, is_first=number == 0)
-            stamps.append((forward_s, max(self._gradient_s, forward_s)))
-            loss_share += loss * one.weight
+                forward, loss = self._pass(one, is_first=number == 0)
+            stamps.append((forward, self._gradient))
+            if loss is not None:
+                losses.append(loss.double() * one.weight)
         if not self._has_reported:
             self._report_computed()
         with self.ranges.phase("wait"):
             self._reducer.finish()
-        return stamps, loss_share
+        return stamps, losses
 
-    def _pass(self, one: Pass, *, is_first: bool) -> tuple[float, float]:
-        """Accumulate the gradients of one pass. Returns the time stamp of the end of forward, and the loss."""
+    def _pass(self, one: Pass, *, is_first: bool) -> tuple[Stamp, torch.Tensor | None]:
+        """Accumulate the gradients of one pass. Returns the stamp of the end of forward, and the loss."""
         if self._pacer is not None:
             (self._pacer.begin if is_first else self._pacer.go_on)(one.samples)
         with self.ranges.phase("forward"):
@@ -269,12 +284,12 @@ class Trainer:
             if self._norms is not None:
                 self._norms.counts = one.weight > 0
             loss = None if one.batch is None else self._forward(one.batch)
-        forward_s = self._gradient_s = time.perf_counter()
+        forward = self._gradient = self._device.stamp()
         if loss is None:
-            return forward_s, 0.0
+            return forward, None
         with self.ranges.phase("backward"):
-            self._backward(loss * (self._reducer.loss_scale * one.weight))
-        return forward_s, float(loss.detach())
+            torch.autograd.backward(loss * (self._reducer.loss_scale * one.weight))
+        return forward, loss.detach()
 
     def _forward(self, batch: Any) -> torch.Tensor:
         loss = loss_of(self._workload, self.loop, self._reducer.model, batch, self.rank_context.torch_device)
@@ -282,13 +297,8 @@ class Trainer:
             self._pacer.after_loss()
         return loss
 
-    def _backward(self, weighted_loss: torch.Tensor) -> None:
-        torch.autograd.backward(weighted_loss)
-        if self.rank_context.torch_device.type == "cuda":
-            torch.cuda.synchronize(self.rank_context.torch_device)
-
     def _note_gradient(self, _gradient: Any) -> None:
-        self._gradient_s = time.perf_counter()
+        self._gradient = self._device.stamp()
         self._num_gradients += 1
         is_last = self._is_last_pass and self._num_gradients == len(self._handles)
         if is_last and self._reducer.waits_in_backward:
@@ -297,8 +307,9 @@ class Trainer:
     def _report_computed(self) -> None:
         self._has_reported = True
         if self.on_computed is not None:
-            waited_s = self._reducer.stalled_s + (self._norms.waited_s if self._norms is not None else 0.0)
-            self.on_computed(self._gradient_s - self._begun_s - waited_s)
+            waits = [self._reducer.stalls.so_far(), *([self._norms.waits.so_far()] if self._norms is not None else [])]
+            tell = partial(_tell_computed, self.on_computed, self._begun_s, self._gradient, waits)
+            self._device.when_reached(self._gradient, tell)
 
 
 def synchronises_norms(workload: Workload, plan: Plan) -> bool:
@@ -311,7 +322,13 @@ def needs_norm_group(workload: Workload, plan: Plan) -> bool:
     return synchronises_norms(workload, plan) and plan.comm.is_scheduled
 
 
-def _to_device(batch: Any, device: torch.device) -> Any:
-    if device.type == "cpu":
+def _tell_computed(tell: Callable[[float], None], begun_s: float, computed: Stamp, waits: Sequence[Waits]) -> None:
+    tell(computed.seconds - begun_s - sum(wait.seconds for wait in waits))
+
+
+def _to_device(batch: Any, device: DeviceHandle) -> Any:
+    if not device.is_accelerator:
         return batch
-    return torch.utils._pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, batch)
+    return torch.utils._pytree.tree_map(
+        lambda leaf: device.to_device(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch
+    )

@@ -19,12 +19,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from autotune.runtime.control.mpi import Control
+from autotune.runtime.device import CPU, DeviceHandle
+from autotune.runtime.transport.accelerator_group import AcceleratorGroup
 from autotune.runtime.transport.link_check import host_representatives
 from autotune.runtime.transport.link_clock import LinkClocks
 from autotune.runtime.transport.mpi_group import MpiGroup
 from autotune.runtime.transport.open_group import OpenGroup
 from autotune.runtime.transport.paced_group import PacedGroup
 from autotune.runtime.transport.shard_group import ShardGroup
+from autotune.runtime.transport.staged_group import StagedGroup
 from autotune.runtime.transport.traced_group import TracedGroup
 from autotune.simulate.collectives import owned_shares, server_shares
 from autotune.workloads.cluster import Cluster
@@ -41,9 +44,11 @@ class Groups:
     Not thread-safe: the thread that trains makes all calls, the same calls in the same order on all ranks.
     """
 
-    def __init__(self, control: Control, cluster: Cluster) -> None:
+    def __init__(self, control: Control, cluster: Cluster, device: DeviceHandle = CPU) -> None:
+        """`device`: of this rank's tensors; ranks may differ."""
         self._control = control
         self._cluster = cluster
+        self._device = device
         self._epoch = 0
         self._threads: list[threading.Thread] = []
         hosts = control.share(socket.gethostname())
@@ -70,9 +75,12 @@ class Groups:
         owned = self._shares(transport, collective, servers, shares)
         self._epoch += 1
         layers = [self._real_group(transport, timeout_s)]
+        is_host_only = TRANSPORTS[transport].device == CPU.device.type
         failed = True
         try:
-            self._wrap(layers, owned, traced=traced)
+            self._wrap(layers, owned, traced=traced and is_host_only)
+            if is_host_only and self._device.is_accelerator:
+                layers.append(StagedGroup(layers[-1], self._device))
             yield layers[-1]
             failed = False
         finally:
@@ -144,6 +152,10 @@ class Groups:
             self._threads.append(layer.close(failed=failed))
         elif isinstance(layer, PacedGroup | ShardGroup):
             self._threads.append(layer.close())
+        elif isinstance(layer, StagedGroup):
+            self._threads += layer.close()
+        elif isinstance(layer, AcceleratorGroup):
+            self._threads += layer.close(failed=failed)
         elif isinstance(layer, TracedGroup):
             layer.close()
 
@@ -153,6 +165,7 @@ class Groups:
             store=PrefixStore(f"group{self._epoch}", self._store),
             timeout_s=timeout_s,
             gloo_device=self._gloo_device(),
+            device=self._device,
         )
         group: dist.ProcessGroup = load(TRANSPORTS[transport].opened_by)(request)
         return group

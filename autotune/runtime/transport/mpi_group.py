@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autotune.runtime.errors import PeerLostError
-from autotune.runtime.transport.paced_group import FutureWork
+from autotune.runtime.transport.work import FutureWork
 
 _TAG_DATA, _TAG_ABORT = 1, 2
 _POLL_S = 0.00005

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from autotune.runtime.control.mpi import Control
+from autotune.runtime.device import CPU, DeviceHandle
+from autotune.runtime.transport.accelerator_group import AcceleratorGroup
 from autotune.runtime.transport.mpi_group import MpiGroup
+from autotune.runtime.transport.staged_group import StagedGroup
 from autotune.workloads.errors import SpecError
 
 
@@ -25,6 +28,8 @@ class OpenGroup:
     timeout_s: float
     gloo_device: Any
     """The network interface that gloo uses."""
+    device: DeviceHandle = CPU
+    """The device of this rank's tensors."""
 
     @property
     def timeout(self) -> timedelta:
@@ -48,8 +53,16 @@ def open_nccl(request: OpenGroup) -> dist.ProcessGroup:
         raise SpecError("transport 'nccl' is not available here: use gloo or mpi, or install a CUDA build of torch")
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = request.timeout
-    backend = dist.ProcessGroupNCCL(request.store, request.control.rank, request.control.size, options)
-    return _with_backend(request, backend, dist.ProcessGroup.BackendType.NCCL, torch.device("cuda"))
+    store = PrefixStore("nccl", request.store)
+    backend = dist.ProcessGroupNCCL(store, request.control.rank, request.control.size, options)
+    nccl = _with_backend(request, backend, dist.ProcessGroup.BackendType.NCCL, request.device.device)
+    return beside_messages(request, nccl)
+
+
+def beside_messages(request: OpenGroup, collectives: dist.ProcessGroup) -> dist.ProcessGroup:
+    """`collectives` for tensors of the accelerator; messages, and tensors of the host, go over gloo."""
+    gloo = open_gloo(replace(request, store=PrefixStore("messages", request.store)))
+    return AcceleratorGroup(collectives, StagedGroup(gloo, request.device))
 
 
 def _with_backend(request: OpenGroup, backend: Any, kind: Any, device: torch.device) -> dist.ProcessGroup:

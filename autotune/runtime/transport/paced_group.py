@@ -17,43 +17,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Work
-from torch.futures import Future
 
 from autotune.runtime.transport.link_clock import LinkClocks
 from autotune.runtime.transport.traced_group import Delivery
+from autotune.runtime.transport.work import FutureWork
 from autotune.runtime.transport.wrapped_group import WrappedGroup
 from autotune.simulate.collectives import all_reduce_latency_s, hop_latency_s, hop_loads, ring_loads
 from autotune.workloads.cluster import Cluster
 
 _ARRIVAL_TAG = 1 << 20
 """Added to a message's tag for the message that carries its arrival time, on the monotonic clock of the machine."""
-
-
-class FutureWork(Work):
-    """The handle of a collective. A worker thread calls `complete` once; any thread may wait."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._outcome: Future[Any] = Future()
-        # An exception raised by a callback reaches C++ waiters such as DDP's reducer; Future.set_exception would not.
-        self._future = self._outcome.then(_value_or_raise)
-
-    def complete(self, outcome: list[Tensor] | Exception) -> None:
-        self._outcome.set_result(outcome)
-
-    def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002 - torch's signature; the group limits the wait
-        self._future.wait()
-        return True
-
-    def get_future(self) -> Future[Any]:
-        return self._future
-
-
-def _value_or_raise(outcome: Future[Any]) -> Any:
-    value = outcome.value()
-    if isinstance(value, Exception):
-        raise value
-    return value
 
 
 class MessageWork(Work):

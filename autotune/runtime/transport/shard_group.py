@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from autotune.runtime.transport.paced_group import FutureWork
+from autotune.runtime.transport.work import FutureWork
 from autotune.runtime.transport.wrapped_group import WrappedGroup
 
 CHUNK_BYTES = 1 << 19

@@ -83,6 +83,12 @@ class TracedGroup(WrappedGroup):
             self._in_flight -= 1
 
 
+def set_recording(group: Any, *, on: bool) -> None:
+    """Record the collectives of a group from here on, or stop; nothing happens where it cannot."""
+    if hasattr(group, "recording"):
+        group.recording = on
+
+
 def taken(group: Any) -> list[Delivery]:
     """The deliveries of a group since the last call; none where it records nothing."""
     return list(group.take()) if hasattr(group, "take") else []
