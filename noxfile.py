@@ -28,7 +28,10 @@ MPIRUN = ("mpirun", "--bind-to", "none", "--allow-run-as-root")
 KEPT = Path("results") / "published"
 NO_HANG = ("-o", "faulthandler_timeout=300", "-o", "faulthandler_exit_on_timeout=true")
 """A test that blocks in C code ends with the stacks of its threads: a signal would not reach it."""
+MOST_S = "900"
+"""Of one run of the default tests: several times what it takes on two cores."""
 FAST_TESTS = ("--ignore=tests/benchmarks", "-m", "not slow and not mpi", "-n", "2", "--dist", "loadfile")
+MPI_TESTS = ("--ignore=tests/benchmarks", "-m", "mpi and not slow", "--durations=12")
 TEST_TOOLS = ("pytest", "pytest-benchmark", "pytest-timeout", "pytest-xdist", "hypothesis")
 
 PROGRAMS = {
@@ -128,8 +131,8 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         run(session, "pytest", "--ignore=tests/benchmarks", *session.posargs)
         return
-    run(session, "pytest", *FAST_TESTS, *NO_HANG)
-    run(session, "pytest", "--ignore=tests/benchmarks", "-m", "mpi and not slow", "--durations=12", *NO_HANG)
+    for chosen in (FAST_TESTS, MPI_TESTS):
+        run(session, "python", "-m", "tests.time_limit", MOST_S, PYTHON, "-m", "pytest", *chosen, *NO_HANG)
 
 
 @nox.session
