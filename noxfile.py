@@ -31,7 +31,8 @@ NO_HANG = ("-o", "faulthandler_timeout=300", "-o", "faulthandler_exit_on_timeout
 MOST_S = "900"
 """Of one run of the default tests: several times what it takes on two cores."""
 FAST_TESTS = ("--ignore=tests/benchmarks", "-m", "not slow and not mpi", "-n", "2", "--dist", "loadfile")
-MPI_TESTS = ("--ignore=tests/benchmarks", "-m", "mpi and not slow", "--durations=12")
+MPI_FOLDERS = ("tests/mpi", "tests/loops", "tests/lab", "tests/compatibility")
+MPI_TESTS = (*MPI_FOLDERS, "-m", "mpi and not slow", "--durations=12", "-n", "2", "--dist", "loadfile")
 TEST_TOOLS = ("pytest", "pytest-benchmark", "pytest-timeout", "pytest-xdist", "hypothesis")
 
 PROGRAMS = {
