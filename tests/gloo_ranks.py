@@ -58,7 +58,9 @@ def in_threads(size: int, run: Callable[[int], Any], *, limit_s: float = LIMIT_S
         except BaseException as error:  # noqa: BLE001 - raised where the result is read
             results[rank].set_exception(error)
 
-    threads = [threading.Thread(target=rank_runs, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
+    threads = [
+        threading.Thread(target=rank_runs, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)
+    ]
     for thread in threads:
         thread.start()
     end_s = time.monotonic() + limit_s

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.gloo_ranks import in_threads
 from tests.mpi.launch import ROOT
 
 HANGING = """
@@ -50,7 +52,9 @@ def limited(seconds: float, *command: str, cwd: Path) -> subprocess.CompletedPro
 IN_WORKERS = ("-n", "1", "-o", "faulthandler_timeout=1", "-o", "faulthandler_exit_on_timeout=true")
 
 
-@pytest.mark.parametrize("options", [IN_WORKERS, pytest.param((), marks=pytest.mark.slow)], ids=["workers", "one process"])
+@pytest.mark.parametrize(
+    "options", [IN_WORKERS, pytest.param((), marks=pytest.mark.slow)], ids=["workers", "one process"]
+)
 def test_a_session_that_hangs_ends_with_its_stacks(options: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "test_hanging.py").write_text(HANGING)
     for limit_s in LIMITS_S:
@@ -68,3 +72,17 @@ def test_a_session_that_hangs_ends_with_its_stacks(options: tuple[str, ...], tmp
 
 def test_a_command_that_ends_gives_its_exit_code(tmp_path: Path) -> None:
     assert limited(30, sys.executable, "-c", "raise SystemExit(3)", cwd=tmp_path).returncode == 3
+
+
+def test_ranks_that_hang_as_threads_are_named() -> None:
+    ended = threading.Event()
+
+    def run(rank: int) -> int:
+        if rank == 1:
+            ended.wait(60)
+        return rank
+
+    with pytest.raises(AssertionError, match=r"(?s)threads did not end within 0.2 s\nrank 1:.*ended.wait\(60\)"):
+        in_threads(2, run, limit_s=0.2)
+    ended.set()
+    assert in_threads(2, run) == [0, 1]

@@ -31,17 +31,23 @@ def main(limit_s: float, command: list[str]) -> int:
         signal.signal(number, lambda *_: sys.exit(EXIT_CODE))
     pid = os.spawnvp(os.P_NOWAIT, command[0], command)
     try:
-        code = _wait(pid, time.monotonic() + limit_s)
-        if code is None:
-            sys.stderr.write(f"\n{command[0]} did not end within {limit_s:g} s: stacks of its processes follow\n")
-            _signal_all(signal.SIGABRT)
-            _wait(pid, time.monotonic() + _GRACE_S)
-        return EXIT_CODE if code is None else code
+        return _limited(pid, command[0], limit_s)
     except KeyboardInterrupt:  # which the command has got as well
         _wait(pid, time.monotonic() + _GRACE_S)
         return 128 + signal.SIGINT
     finally:
         _end_all()
+
+
+def _limited(pid: int, name: str, limit_s: float) -> int:
+    code = _wait(pid, time.monotonic() + limit_s)
+    if code is not None:
+        return code
+    sys.stderr.write(f"\n{name} did not end within {limit_s:g} s: the stacks of its processes follow\n")
+    sys.stderr.flush()
+    _signal_all(signal.SIGABRT)
+    _wait(pid, time.monotonic() + _GRACE_S)
+    return EXIT_CODE
 
 
 def _wait(pid: int, end_s: float) -> int | None:

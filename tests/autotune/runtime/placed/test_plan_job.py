@@ -40,7 +40,9 @@ SEARCHED = ("F0 F1 B1 B0", "F1 F0 I1 I0 W0 W1")
 
 
 SCHEDULES = [
-    pytest.param(name, schedule, marks=pytest.mark.slow if (name, schedule) in (("resnet", "gpipe"), ("gpt", "1f1b")) else ())
+    pytest.param(
+        name, schedule, marks=pytest.mark.slow if (name, schedule) in (("resnet", "gpipe"), ("gpt", "1f1b")) else ()
+    )
     for name in ("gpt", "resnet")
     for schedule in ("gpipe", "1f1b", "zero-bubble", "searched")
 ]
