@@ -206,7 +206,7 @@ def test_tests_that_start_mpi_jobs_are_in_the_folders_that_the_session_collects(
     marked = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "tests").rglob("test_*.py")
-        if any(ast.unparse(node) == "pytest.mark.mpi" for node in ast.walk(parsed(path)))
+        if re.search(r"pytest\.mark\.mpi\b", path.read_text(encoding="utf-8"))
     }
     assert len(marked) > 20
     assert [path for path in sorted(marked) if not path.startswith(tuple(f"{folder}/" for folder in folders))] == []
