@@ -21,15 +21,15 @@ nox.options.sessions = ["lint", "types", "tests"]
 ENVIRONMENT = Path(".nox") / "autotune"
 """All sessions but `minimum_versions` share one environment, so that torch is installed once."""
 LOWEST = Path(".nox") / "minimum_versions"
-PYTHON, PROGRAM = (str(ENVIRONMENT.absolute() / "bin" / name) for name in ("python", "autotune"))
+PYTHON, PROGRAM, PYTEST = (str(ENVIRONMENT.absolute() / "bin" / name) for name in ("python", "autotune", "pytest"))
 PIP = ("-m", "pip", "install", "--quiet", "--quiet")
 MPIRUN = ("mpirun", "--bind-to", "none", "--allow-run-as-root")
 KEPT = Path("results") / "published"
-LIMITED = ("-m", "tests.time_limit", "900", PYTHON, "-m", "pytest", "-o", "faulthandler_timeout=300")
+LIMITED = ("-m", "tests.time_limit", "900", PYTEST, "-o", "faulthandler_timeout=300")
 """A run of pytest that takes several times as long as it does on two cores is ended, with the stacks of all threads."""
 FAST_TESTS = ("--ignore=tests/benchmarks", "-m", "not slow and not mpi", "-n", "2", "--dist", "loadfile")
-MPI_FOLDERS = ("tests/mpi", "tests/loops", "tests/lab", "tests/compatibility")
-MPI_TESTS = (*MPI_FOLDERS, "-m", "mpi and not slow", "--durations=12", "-n", "2", "--dist", "loadfile")
+MPI_FOLDERS = ("tests/loops", "tests/mpi", "tests/lab", "tests/compatibility")
+MPI_JOBS = (*MPI_FOLDERS, "-m", "mpi and not slow", "--durations=9", "-n2", "--dist=loadfile", "--no-loadscope-reorder")
 TEST_TOOLS = ("pytest", "pytest-benchmark", "pytest-timeout", "pytest-xdist", "hypothesis")
 
 PROGRAMS = {
@@ -128,7 +128,7 @@ def tests(session: nox.Session) -> None:
     install(session)
     if session.posargs:
         run(session, "pytest", "--ignore=tests/benchmarks", *session.posargs)
-    for chosen in () if session.posargs else (FAST_TESTS, MPI_TESTS):
+    for chosen in () if session.posargs else (FAST_TESTS, MPI_JOBS):
         run(session, "python", *LIMITED, *chosen)
 
 
