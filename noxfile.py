@@ -21,14 +21,15 @@ nox.options.sessions = ["lint", "types", "tests"]
 ENVIRONMENT = Path(".nox") / "autotune"
 """All sessions but `minimum_versions` share one environment, so that torch is installed once."""
 LOWEST = Path(".nox") / "minimum_versions"
-PYTHON, PROGRAM = (str(ENVIRONMENT.absolute() / "bin" / name) for name in ("python", "autotune"))
+PYTHON, PROGRAM, PYTEST = (str(ENVIRONMENT.absolute() / "bin" / name) for name in ("python", "autotune", "pytest"))
 PIP = ("-m", "pip", "install", "--quiet", "--quiet")
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 MPIRUN = ("mpirun", "--bind-to", "none", "--allow-run-as-root")
 KEPT = Path("results") / "published"
-NO_HANG = ("-o", "faulthandler_timeout=300", "-o", "faulthandler_exit_on_timeout=true")
-"""A test that blocks in C code ends with the stacks of its threads: a signal would not reach it."""
+LIMITED = ("-m", "tests.time_limit", "900", PYTEST, "-o", "faulthandler_timeout=300")
+"""A run of pytest that takes several times as long as it does on two cores is ended, with the stacks of all threads."""
 FAST_TESTS = ("--ignore=tests/benchmarks", "-m", "not slow and not mpi", "-n", "2", "--dist", "loadfile")
+MPI_FOLDERS = ("tests/loops", "tests/mpi", "tests/lab", "tests/compatibility")
+MPI_JOBS = (*MPI_FOLDERS, "-m", "mpi and not slow", "--durations=9", "-n2", "--dist=loadfile", "--no-loadscope-reorder")
 TEST_TOOLS = ("pytest", "pytest-benchmark", "pytest-timeout", "pytest-xdist", "hypothesis")
 
 PROGRAMS = {
@@ -76,7 +77,7 @@ def run(session: nox.Session, program: str, *arguments: str, environment: Path =
     """Run a program of an environment, which is made if it is not there."""
     if not (environment / "bin" / "python").exists():
         session.run(sys.executable, "-m", "venv", str(environment), external=True)
-    session.run(str(environment.absolute() / "bin" / program), *arguments, env=ONE_THREAD, external=True)
+    session.run(str(environment.absolute() / "bin" / program), *arguments, env={"OMP_NUM_THREADS": "1"}, external=True)
 
 
 def run_module(session: nox.Session, name: str, *arguments: str) -> None:
@@ -123,13 +124,12 @@ def sweep(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The default tests, those that start MPI jobs one by one; `nox -s tests -- -m slow` for the long ones."""
+    """The default tests, at last those that start MPI jobs; `nox -s tests -- -m slow` for the long ones."""
     install(session)
     if session.posargs:
         run(session, "pytest", "--ignore=tests/benchmarks", *session.posargs)
-        return
-    run(session, "pytest", *FAST_TESTS, *NO_HANG)
-    run(session, "pytest", "--ignore=tests/benchmarks", "-m", "mpi and not slow", "--durations=12", *NO_HANG)
+    for chosen in () if session.posargs else (FAST_TESTS, MPI_JOBS):
+        run(session, "python", *LIMITED, *chosen)
 
 
 @nox.session

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
+import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+LIMIT_S = 90.0
+"""Less than the time limit of a test, so that the threads that hang are named."""
 
 
 def gloo_group(store: Any, rank: int, size: int, timeout_s: float = 20.0) -> dist.ProcessGroup:
@@ -23,7 +30,9 @@ def gloo_group(store: Any, rank: int, size: int, timeout_s: float = 20.0) -> dis
     return group
 
 
-def on_ranks(size: int, run: Callable[[dist.ProcessGroup], Any], *, timeout_s: float = 20.0) -> list[Any]:
+def on_ranks(
+    size: int, run: Callable[[dist.ProcessGroup], Any], *, timeout_s: float = 20.0, limit_s: float = LIMIT_S
+) -> list[Any]:
     """What `run` returns on each rank, or the exception it raised."""
     store = dist.HashStore()
 
@@ -33,5 +42,35 @@ def on_ranks(size: int, run: Callable[[dist.ProcessGroup], Any], *, timeout_s: f
         except Exception as error:  # noqa: BLE001 - the test says what it expects
             return error
 
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(rank_runs, range(size)))
+    return in_threads(size, rank_runs, limit_s=limit_s)
+
+
+def in_threads(size: int, run: Callable[[int], Any], *, limit_s: float = LIMIT_S) -> list[Any]:
+    """`run(rank)` of each rank in a thread of its own. Threads that do not end fail the test, with their stacks.
+
+    A ThreadPoolExecutor would wait for them for ever: at its end, and again when Python ends.
+    """
+    results: list[Future[Any]] = [Future() for _ in range(size)]
+
+    def rank_runs(rank: int) -> None:
+        try:
+            results[rank].set_result(run(rank))
+        except BaseException as error:  # noqa: BLE001 - raised where the result is read
+            results[rank].set_exception(error)
+
+    threads = [
+        threading.Thread(target=rank_runs, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)
+    ]
+    for thread in threads:
+        thread.start()
+    end_s = time.monotonic() + limit_s
+    for thread in threads:
+        thread.join(max(end_s - time.monotonic(), 0))
+    if hung := [thread for thread in threads if thread.is_alive()]:
+        raise AssertionError(f"threads did not end within {limit_s:g} s\n" + "\n".join(map(_stack, hung)))
+    return [result.result() for result in results]
+
+
+def _stack(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return f"{thread.name}:\n{''.join(traceback.format_stack(frame))}"

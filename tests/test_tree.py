@@ -197,6 +197,21 @@ def test_sessions_run_programs_that_exist() -> None:
     assert set(tables["MODULES"]) <= set(tables["PROGRAMS"])
 
 
+def test_tests_that_start_mpi_jobs_are_in_the_folders_that_the_session_collects() -> None:
+    (folders,) = (
+        ast.literal_eval(node.value)
+        for node in parsed(ROOT / "noxfile.py").body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MPI_FOLDERS"
+    )
+    marked = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if re.search(r"pytest\.mark\.mpi\b", path.read_text(encoding="utf-8"))
+    }
+    assert len(marked) > 20
+    assert [path for path in sorted(marked) if not path.startswith(tuple(f"{folder}/" for folder in folders))] == []
+
+
 def session_files() -> set[Path]:
     """Files of the tests that a nox session runs: by module, by path, or by the modules and programs that these name."""
     known = {module_name(path): path for path in sorted((ROOT / "tests").rglob("*.py"))}

@@ -33,7 +33,7 @@ def failures(verdicts: list[Verdict]) -> str:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=pytest.mark.slow)])
 def test_twenty_loops_train_as_one_process(ranks: int) -> None:
     verdicts = check.check_launch([draw_loop(seed, ranks) for seed in range(20)])
     assert not failures(verdicts)

@@ -15,7 +15,7 @@ from tests.mpi.launch import Finished, autotune, mpirun
 PROGRAMS = Path(__file__).parent / "programs"
 SWEEP = ("sweep", "--workload", "faulty:factory", "--trials", "6", "--steps", "3", "--rounds", "2", "--timeout", "20")
 PROMPT_S = 10
-START_S = 15
+START_S = 30
 """Starting four ranks and importing torch on a busy machine."""
 
 

@@ -20,7 +20,9 @@ def run(command: str, folder: Path, *more: str, **environment: str) -> Finished:
     return autotune(2, command, "--workload", "odd_losses:factory", *more, cwd=folder, env=path | environment)
 
 
-@pytest.mark.parametrize("command", ["sweep", "train", "profile"])
+@pytest.mark.parametrize(
+    "command", ["sweep", *(pytest.param(each, marks=pytest.mark.slow) for each in ("train", "profile"))]
+)
 def test_a_loss_that_is_a_dict_is_refused_before_anything_runs(command: str, tmp_path: Path) -> None:
     done = run(command, tmp_path, "--set", "kind=dict")
     words = (

@@ -18,7 +18,7 @@ from autotune.profilers.timeline import Timeline
 from autotune.workloads.registry import load_workload
 from tests.mpi.launch import ROOT, autotune, refused
 
-QUICK = ("--trials", "3", "--steps", "2", "--rounds", "2", "--json")
+QUICK = ("--trials", "3", "--steps", "2", "--rounds", "1", "--json")
 
 
 def read(tmp_path: Path, *arguments: str) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.gloo_ranks import in_threads
 from tests.mpi.launch import ROOT, mpirun
 
 PROGRAM = ROOT / "tests" / "mpi" / "programs" / "training_loops.py"
@@ -55,13 +56,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def quick_on_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return computed(tmp_path_factory.mktemp("quick"), 2, *QUICK)
-
-
-@pytest.fixture(scope="module")
-def quick_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return computed(tmp_path_factory.mktemp("quick-alone"), 1, *QUICK)
+def quick(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What one rank and two ranks compute, at the same time."""
+    folder = tmp_path_factory.mktemp("quick")
+    return in_threads(2, lambda number: computed(folder, number + 1, *QUICK), limit_s=250)
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +75,8 @@ def on_three(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.mpi
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", names())
-def test_two_ranks_compute_what_one_process_does(
-    name: str, quick_alone: dict[str, Any], quick_on_two: dict[str, Any]
-) -> None:
-    check(quick_alone, quick_on_two, name, QUICK)
+def test_two_ranks_compute_what_one_process_does(name: str, quick: list[dict[str, Any]]) -> None:
+    check(*quick, name, QUICK)
 
 
 @pytest.mark.mpi

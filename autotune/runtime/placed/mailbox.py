@@ -8,7 +8,8 @@ queued there. Sends are waited for at the end of the step, or when their gradien
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -97,13 +98,13 @@ class Mailbox:
         if self._has_headers:
             header = torch.tensor(_header(message, tensor), dtype=torch.int64, device=self._device)
             self._shapes[message] = shape
-            sends.append((self._group.send([header], message.receiver, _HEADER + tag), header))
+            sends.append((self._send(header, message.receiver, _HEADER + tag), header))
         elif self._shapes[message] != shape:
             raise SpecError(
                 f"input {message.index} of part {message.reader!r} was {self._shapes[message][1]} and is {shape[1]} now: "
                 "shapes may differ between micro-batches of different sizes only"
             )
-        sends.append((self._group.send([tensor], message.receiver, tag), tensor))
+        sends.append((self._send(tensor, message.receiver, tag), tensor))
 
     def swap(self, tensor: Tensor, ranks: Iterable[int], tag: int) -> dict[int, Tensor]:
         """All-gather of tensors of one shape among the shards of a block, which run it at the same time."""
@@ -111,8 +112,8 @@ class Mailbox:
         others = [rank for rank in ranks if rank != self._group.rank()]
         tensor = tensor.contiguous()
         buffers = {rank: torch.empty_like(tensor) for rank in others}
-        works = [self._group.recv([buffers[rank]], rank, _WITHIN + tag) for rank in others]
-        works += [self._group.send([tensor], rank, _WITHIN + tag) for rank in others]
+        works = [self._recv(buffers[rank], rank, _WITHIN + tag) for rank in others]
+        works += [self._send(tensor, rank, _WITHIN + tag) for rank in others]
         for work in works:
             self._wait(work, "the other shards of a block")
         return {self._group.rank(): tensor, **buffers}
@@ -123,14 +124,14 @@ class Mailbox:
         Each rank sums its own shard, in rank order, and sends the sum to the others: as many bytes as a ring.
         """
         assert self._group is not None
-        group, me = self._group, ranks.index(self._group.rank())
+        me = ranks.index(self._group.rank())
         shards = flat.tensor_split(len(ranks))
         others = [place for place in range(len(ranks)) if place != me]
         theirs = {place: torch.empty_like(shards[me]) for place in others if shards[me].numel()}
-        receives = [(theirs[place], group.recv([theirs[place]], ranks[place], _SHARED)) for place in theirs]
-        sums = [group.recv([shards[place]], ranks[place], _SUMS) for place in others if shards[place].numel()]
+        receives = [(theirs[place], self._recv(theirs[place], ranks[place], _SHARED)) for place in theirs]
+        sums = [self._recv(shards[place], ranks[place], _SUMS) for place in others if shards[place].numel()]
         copies = [(place, shards[place].clone()) for place in others if shards[place].numel()]
-        sends = [group.send([copied], ranks[place], _SHARED) for place, copied in copies]
+        sends = [self._send(copied, ranks[place], _SHARED) for place, copied in copies]
 
         def wait() -> None:
             parts = {me: shards[me]} | theirs
@@ -138,7 +139,7 @@ class Mailbox:
                 self._wait(work, "shared gradients")
             if theirs:
                 shards[me].copy_(torch.stack([parts[place] for place in sorted(parts)]).sum(0))
-            results = [group.send([shards[me]], ranks[place], _SUMS) for place in theirs]
+            results = [self._send(shards[me], ranks[place], _SUMS) for place in theirs]
             for work in (*sums, *sends, *results):
                 self._wait(work, "shared gradients")
 
@@ -161,14 +162,30 @@ class Mailbox:
         self._group = None
 
     def _receive(self, message: Message, buffer: Tensor, offset: int = 0) -> tuple[Any, Tensor]:
+        return self._recv(buffer, message.sender, self._tags[message] + offset), buffer
+
+    def _recv(self, buffer: Tensor, source: int, tag: int) -> Any:
         assert self._group is not None
-        return self._group.recv([buffer], message.sender, self._tags[message] + offset), buffer
+        with _lost(f"rank {source} is gone"):  # if that is known before anything is posted
+            return self._group.recv([buffer], source, tag)
+
+    def _send(self, tensor: Tensor, target: int, tag: int) -> Any:
+        assert self._group is not None
+        with _lost(f"rank {target} is gone"):
+            return self._group.send([tensor], target, tag)
 
     def _wait(self, work: Any, what: Message | str) -> None:
-        try:
+        with _lost(f"{_text(what)} did not come"):
             work.wait(self._timeout)
-        except RuntimeError as error:
-            raise PeerLostError(f"{_text(what)} did not come: {str(error).splitlines()[0][:200]}") from None
+
+
+@contextmanager
+def _lost(text: str) -> Iterator[None]:
+    """Names what gloo's error means."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLostError(f"{text}: {str(error).splitlines()[0][:200]}") from None
 
 
 def _header(message: Message, tensor: Tensor) -> list[int]:

@@ -12,7 +12,7 @@ from autotune.jobs.context import capture_workload
 from autotune.online.controller import Controller
 from autotune.profilers.step_stats import StepRow, StepStats
 from autotune.simulate.roofline import compute_s
-from autotune.workloads.cluster import Cluster, load_cluster
+from autotune.workloads.cluster import Cluster, Device, load_cluster
 from autotune.workloads.graph import OpGraph
 from autotune.workloads.plan import BatchPlan, Plan
 from autotune.workloads.registry import load_workload
@@ -31,10 +31,16 @@ def graph() -> OpGraph:
 
 
 @cache
+def seconds(device: Device, count: int) -> float:
+    """Of the model, for that many samples."""
+    return compute_s(graph(), device, count)
+
+
+@cache
 def best_split(cluster: Cluster) -> Split:
     lines = []
     for device in cluster.devices:
-        one, many = (compute_s(graph(), device, count) for count in (1, 33))
+        one, many = (seconds(device, count) for count in (1, 33))
         lines.append(RankCost(fixed_s=one - (many - one) / 32, per_sample_s=(many - one) / 32))
     return balanced(lines, TOTAL, LIMITS)
 
@@ -49,7 +55,7 @@ class World:
     def compute_s(self, step: int, samples: Split) -> list[float]:
         devices = self.clusters[step].devices
         return [
-            compute_s(graph(), device, count) * factor
+            seconds(device, count) * factor
             for device, count, factor in zip(devices, samples, self.noise[step], strict=True)
         ]
 

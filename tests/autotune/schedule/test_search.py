@@ -214,7 +214,11 @@ def test_a_device_waits_while_its_last_micro_batch_goes_through_others():
     assert makespan_bound_s(forward_only(nn_shape(8)), 16) == 16 * 3 + 3 + 4
 
 
-@pytest.mark.parametrize("seed", range(40))
+LONG = 31
+"""The graph of this seed takes longer than all others together."""
+
+
+@pytest.mark.parametrize("seed", [*({*range(40)} - {LONG}), pytest.param(LONG, marks=pytest.mark.slow)])
 def test_no_schedule_is_below_the_bound(seed):
     graph = random_dag(seed)
     assert makespan_bound_s(graph, 2) <= least_makespan(graph, 2) * (1 + 1e-9)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed import BarrierOptions
 
 from autotune.runtime.errors import PeerLostError
 from autotune.runtime.placed.batch_cut import BatchCut, even_cut
@@ -81,6 +83,25 @@ def test_a_failing_rank_does_not_leave_the_others_waiting(failing):
     others = [outcome for rank, outcome in enumerate(outcomes) if rank != failing]
     assert all(outcome is not None and outcome[0] is PeerLostError for outcome in others), outcomes
     assert any("micro-batch" in outcome[1] for outcome in others)
+
+
+def test_messages_to_a_rank_that_is_gone_say_so():
+    """Where gloo knows that a peer is gone, it raises when a message is posted, not when it is waited for."""
+    program = Program(parts=parts(2), graph=v_shape(2))
+    table = random_table(program.graph, 4, 0)
+
+    def run(group):
+        rank = group.rank()
+        executor = Executor(program, table, {f"s{rank}": nn.Linear(4, 4)}, group, timeout_s=5)
+        group.barrier(BarrierOptions()).wait()
+        del group
+        if rank == 0:
+            time.sleep(0.5)  # rank 1 has left
+            executor.step((torch.ones(8, 4),), even_cut(8, 4))
+
+    found, _ = on_ranks(2, run)
+    assert isinstance(found, PeerLostError), found
+    assert str(found).startswith("rank 1 is gone: ")
 
 
 def test_what_reads_more_than_the_blocks_wait_for_is_refused():

@@ -39,8 +39,16 @@ SEARCHED = ("F0 F1 B1 B0", "F1 F0 I1 I0 W0 W1")
 """No classic order, and one that splits the backward of one stage only."""
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero-bubble", "searched"])
-@pytest.mark.parametrize("name", ["gpt", "resnet"])
+SCHEDULES = [
+    pytest.param(
+        name, schedule, marks=pytest.mark.slow if (name, schedule) in (("resnet", "gpipe"), ("gpt", "1f1b")) else ()
+    )
+    for name in ("gpt", "resnet")
+    for schedule in ("gpipe", "1f1b", "zero-bubble", "searched")
+]
+
+
+@pytest.mark.parametrize(("name", "schedule"), SCHEDULES)
 @pytest.mark.parametrize(
     ("ranks", "samples"), [(((0, 1), (2,)), (12, 4, 16)), (((0, 1), (2, 3)), (12, 4, 6, 10)), (((1,), (0,)), (16, 16))]
 )

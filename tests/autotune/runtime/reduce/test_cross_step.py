@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -35,10 +36,14 @@ from tests.gloo_ranks import on_ranks
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
-@pytest.mark.parametrize("crosses_steps", [True, False])
-@pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("size", [1, 3])
+CASES = [
+    pytest.param(*case, marks=pytest.mark.slow if case[0] == 3 and case[2] != "adamw" and not case[3] else ())
+    for case in itertools.product([1, 3], MODELS, OPTIMIZERS, [True, False])
+]
+"""Three ranks without overlap train by one optimizer in the default tests."""
+
+
+@pytest.mark.parametrize(("size", "name", "optimizer_name", "crosses_steps"), CASES)
 def test_parameters_are_those_of_plain_training(size: int, name: str, optimizer_name: str, crosses_steps: bool) -> None:
     plain = model_of(name)
     plain_optimizer = OPTIMIZERS[optimizer_name](groups_of(plain))

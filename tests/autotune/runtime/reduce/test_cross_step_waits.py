@@ -110,7 +110,7 @@ def test_waiting_between_steps_is_no_wait_of_a_forward_pass() -> None:
     def run(group: dist.ProcessGroup) -> tuple[float, float, float]:
         model = mlp().double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        reducer = reducer_of(model, optimizer, Slow(group), partition_bytes=200, credit_bytes=1)
+        reducer = reducer_of(model, optimizer, Slow(group), partition_bytes=4000, credit_bytes=1)
         for step in range(3):
             loss_of(model, batch(step)).backward()
             optimizer.step()
@@ -140,7 +140,7 @@ def test_reading_what_was_sent_waits_for_nothing() -> None:
         traced.recording = True
         model = mlp().double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        reducer = reducer_of(model, optimizer, traced, partition_bytes=200, credit_bytes=1)
+        reducer = reducer_of(model, optimizer, traced, partition_bytes=4000, credit_bytes=1)
         for step in range(3):
             loss_of(model, batch(step)).backward()
             optimizer.step()

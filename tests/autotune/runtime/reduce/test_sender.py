@@ -21,8 +21,8 @@ from autotune.runtime.reduce.sender import Sender
 from autotune.workloads.plan.buckets import num_partitions
 from tests.gloo_ranks import on_ranks
 
-LARGEST = 2**24
-"""Elements of float32: 64 MiB."""
+LARGE, LARGEST = 2**21, 2**24
+"""Elements of float32: 8 and 64 MiB."""
 
 
 class Collected:
@@ -71,12 +71,12 @@ def is_right(kind: str, received: Sequence[Tensor], size: int, buffer: int, grou
     return all(torch.equal(received[rank], torch.full((size,), value(buffer, rank) + group.rank())) for rank in ranks)
 
 
-def short_run(group: dist.ProcessGroup, seed: int) -> None:
+def short_run(group: dist.ProcessGroup, seed: int, largest: int) -> None:
     """One sender, some buffers, an order and delays of this rank's own."""
     shared, own = random.Random(seed), random.Random(1000 * seed + group.rank())
     sizes = [int(2 ** shared.uniform(0, 14)) for _ in range(shared.randint(1, 12))]
     if seed % 100 == 0:
-        sizes[0] = LARGEST
+        sizes[0] = largest
     kinds = [shared.choice((SUM, SUM, SUM, GATHER, SWAP)) for _ in sizes]
     partition, credit = (int(4 * 2 ** shared.uniform(0, 16)) for _ in range(2))
     partition = max(partition, 4 * max(sizes) // 200)
@@ -106,8 +106,8 @@ def short_run(group: dist.ProcessGroup, seed: int) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_everything_completes_in_any_order(size: int) -> None:
     def run(group: dist.ProcessGroup) -> None:
-        for seed in range(20):
-            short_run(group, seed)
+        for seed in range(10):
+            short_run(group, seed, LARGE)
 
     assert on_ranks(size, run, timeout_s=60) == [None] * size
 
@@ -117,9 +117,9 @@ def test_everything_completes_in_any_order(size: int) -> None:
 def test_no_deadlock_in_a_thousand_short_runs() -> None:
     def run(group: dist.ProcessGroup) -> None:
         for seed in range(1000):
-            short_run(group, seed)
+            short_run(group, seed, LARGEST)
 
-    assert on_ranks(4, run, timeout_s=120) == [None] * 4
+    assert on_ranks(4, run, timeout_s=120, limit_s=850) == [None] * 4
 
 
 def test_a_rank_that_is_gone_ends_the_exchange_everywhere() -> None:

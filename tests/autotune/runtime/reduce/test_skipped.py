@@ -12,6 +12,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.runtime.reduce import scheduled, sender
 from autotune.runtime.reduce.cross_step import CrossStepReducer
 from autotune.runtime.reduce.step_position import POSITIONS, odd_rank
 from tests.autotune.runtime.reduce.cross_step_jobs import FIXED_ORDER, batch, loss_of, mlp, own_rows, reducer_of
@@ -66,7 +67,10 @@ def test_a_rank_that_skips_is_named(name: str, what: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["barrier", "barrier, fixed order"])
-def test_a_rank_that_ends_early_is_named(name: str) -> None:
+def test_a_rank_that_ends_early_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduled, "_SLICE_S", 0.2)
+    monkeypatch.setattr(scheduled, "_LEFT_S", 0.5)
+    monkeypatch.setattr(sender, "_END_S", 1.0)
     found, seconds = errors(2, lambda rank, step: "batch" if rank == 1 and step == 7 else "", **SETTINGS[name])
     assert seconds < 15
     assert "rank 1 has ended its training" in found[0], found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from autotune.runtime.train.trainer import RankContext, Trainer
 from autotune.workloads.cluster import load_cluster
 from autotune.workloads.plan import BatchPlan, CommPlan, Plan
 from autotune.workloads.registry import load_workload
-from tests.gloo_ranks import gloo_group, on_ranks
+from tests.gloo_ranks import gloo_group, in_threads, on_ranks
 
 BOUND = 1e-10
 
@@ -173,8 +172,7 @@ class TestTraining:
             trainer.close()
             return start, state, [step.loss_share for step in steps]
 
-        with ThreadPoolExecutor(3) as pool:
-            return list(pool.map(run, range(3)))
+        return in_threads(3, run)
 
     def alone(self, workload: Any, start: Any) -> tuple[list[Tensor], list[float]]:
         model = workload.model()

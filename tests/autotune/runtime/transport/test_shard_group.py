@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import reduce
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor
 from autotune.runtime.transport import shard_group
 from autotune.runtime.transport.shard_group import ShardGroup, cut
 from autotune.runtime.transport.traced_group import TracedGroup, taken
+from tests.gloo_ranks import in_threads
 
 TIMEOUT_S = 10.0
 SHARES = {
@@ -62,8 +62,7 @@ def on_ranks(
             thread.join(timeout=TIMEOUT_S)
             assert not thread.is_alive()
 
-    with ThreadPoolExecutor(size) as ranks:
-        return list(ranks.map(rank_runs, range(size)))
+    return in_threads(size, rank_runs)
 
 
 def values(rank: int, number: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
