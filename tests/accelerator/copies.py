@@ -8,6 +8,7 @@ non-blocking copy from it was synchronised with is an error at that synchronisat
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from tests.accelerator import costs, races, streams, timeline
 from tests.accelerator.counts import counts
 from tests.accelerator.devices import all_devices
-from tests.accelerator.tensor import FakeTensor, aten, block_of, compute, host_sync
+from tests.accelerator.tensor import DeviceTensor, aten, block_of, compute, host_sync
 from tests.accelerator.timeline import Delivery, Line
 
 
@@ -35,7 +36,7 @@ def _use_link(line: Line, name: str, uses: list[Any], num_bytes: int) -> None:
     races.touch_all(line, name, uses)
 
 
-def to_device(destination: FakeTensor, source: torch.Tensor, *, non_blocking: bool) -> None:
+def to_device(destination: DeviceTensor, source: torch.Tensor, *, non_blocking: bool) -> None:
     index = destination.device.index
     line = streams.current_line(index)
     uses, pinned = [(destination.block, True)], source.is_pinned()
@@ -47,8 +48,8 @@ def to_device(destination: FakeTensor, source: torch.Tensor, *, non_blocking: bo
     destination.raw.copy_(source)
     if non_blocking and pinned:
         sent = source.clone()
-        timeline.deliveries.append(Delivery(line.clock.copy(), lambda: _unchanged(source, sent)))
-    elif not non_blocking and source.dim() > 0:
+        timeline.deliveries.append(Delivery(line.clock, partial(_unchanged, source, sent), block))
+    elif not non_blocking:
         host_sync("copy to device", index)
 
 
@@ -68,7 +69,7 @@ def _unchanged(source: torch.Tensor, sent: torch.Tensor) -> None:
         )
 
 
-def to_host(destination: torch.Tensor, source: FakeTensor, *, non_blocking: bool) -> None:
+def to_host(destination: torch.Tensor, source: DeviceTensor, *, non_blocking: bool) -> None:
     index = source.device.index
     line = streams.current_line(index)
     uses, late = [(source.block, False)], non_blocking and destination.is_pinned()
@@ -82,13 +83,12 @@ def to_host(destination: torch.Tensor, source: FakeTensor, *, non_blocking: bool
         return
     taken = source.raw.to(destination.dtype, copy=True)
     poison(destination)
-    delivery = Delivery(line.clock.copy(), lambda: destination.copy_(taken) and None)
+    delivery = Delivery(line.clock, partial(destination.copy_, taken), block)
     block.deliveries.append(delivery)
-    delivery.keeps = block  # type: ignore[attr-defined]
     timeline.deliveries.append(delivery)
 
 
-def between_devices(destination: FakeTensor, source: FakeTensor) -> None:
+def between_devices(destination: DeviceTensor, source: DeviceTensor) -> None:
     """On the source's stream, which waits for the destination's; and the other way round afterwards."""
     there, here = streams.current_line(destination.device.index), streams.current_line(source.device.index)
     here.wait(there.point())
@@ -101,9 +101,9 @@ def copy(func: Any, args: Any, kwargs: Any) -> Any:
     """aten.copy_(destination, source)."""
     destination, source = args[:2]
     non_blocking = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
-    if not isinstance(source, FakeTensor):
+    if not isinstance(source, DeviceTensor):
         to_device(destination, source, non_blocking=non_blocking)
-    elif not isinstance(destination, FakeTensor):
+    elif not isinstance(destination, DeviceTensor):
         to_host(destination, source, non_blocking=non_blocking)
     elif source.device != destination.device:
         between_devices(destination, source)
@@ -127,7 +127,7 @@ def to_copy(func: Any, args: Any, kwargs: Any) -> Any:
         return out
     if target.type != source.device.type:
         raise NotImplementedError(f"copy from {source.device} to {target}")
-    out = FakeTensor(made, streams.valid_index(target))
+    out = DeviceTensor(made, streams.valid_index(target))
     between_devices(out, source)
     return out
 

@@ -115,6 +115,14 @@ class DeviceModule(ModuleType):
         return (0, 0)
 
     @staticmethod
+    def get_rng_state(device: Place = None) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    @staticmethod
+    def set_rng_state(state: torch.Tensor, device: Place = None) -> None:
+        torch.set_rng_state(state)
+
+    @staticmethod
     def manual_seed(seed: int) -> None:
         """Random numbers are drawn from torch's generator for the CPU."""
 

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend
 
 from tests.accelerator import copies, devices, streams
 from tests.accelerator.device_module import DeviceModule
-from tests.accelerator.tensor import FakeTensor, aten, factory, unwrapped
+from tests.accelerator.tensor import DeviceTensor, aten, factory, unwrapped
 
 FACTORIES = (
     *("empty.memory_format", "empty_strided", "zeros", "ones", "full", "arange", "arange.start", "arange.start_step"),
@@ -43,6 +43,15 @@ def attention(  # noqa: PLR0913, PLR0917 - torch's signature
     return plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
 
 
+def dropout(given: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """As the CPU does it, with the same random numbers."""
+    if not train or p == 0 or not given.numel():
+        return given
+    if p == 1:
+        return given * torch.zeros((), dtype=given.dtype)
+    return given * torch.empty_like(given).bernoulli_(1 - p).div_(1 - p)
+
+
 def _install() -> torch.library.Library:
     torch.utils.rename_privateuse1_backend(streams.NAME)
     torch._register_device_module(streams.NAME, DeviceModule(streams.NAME))
@@ -53,9 +62,10 @@ def _install() -> torch.library.Library:
         library.impl(full, factory(getattr(getattr(aten, name), overload or "default")), "PrivateUse1")
     library.impl("_copy_from", copies.copy_from, "PrivateUse1")
     library.impl("scaled_dot_product_attention", attention, "AutogradPrivateUse1")
+    library.impl("dropout", dropout, "AutogradPrivateUse1")
     return library
 
 
 library = _install()
 """Kept as long as the process: the registrations end with it."""
-__all__ = ["FakeTensor", "devices", "library"]
+__all__ = ["DeviceTensor", "devices", "library"]

@@ -18,19 +18,20 @@ operation is blocked where a real one would not be.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Work
+from torch._C._distributed_c10d import AllgatherOptions, Work
 from torch.futures import Future
 
 from tests.accelerator import streams
 from tests.accelerator.counts import counts
 from tests.accelerator.streams import Stream
-from tests.accelerator.tensor import FakeTensor
+from tests.accelerator.tensor import DeviceTensor
 from tests.accelerator.timeline import Point
 from tests.accelerator.transfer import DeadlockError, Exchange, Operation, Queue
 from tests.gloo_ranks import gloo_group
@@ -42,7 +43,7 @@ HEADER_TAG, DATA_TAG = 1, 2
 class FakeWork(Work):
     """One operation in a group's queue."""
 
-    def __init__(self, device: int, stream: Stream, end: Point, tensors: list[FakeTensor], *, blocks: bool) -> None:
+    def __init__(self, device: int, stream: Stream, end: Point, tensors: list[DeviceTensor], *, blocks: bool) -> None:
         super().__init__()
         self._device, self._stream, self._end, self._tensors, self._blocks = device, stream, end, tensors, blocks
 
@@ -85,7 +86,10 @@ class FakeNccl(dist.ProcessGroup):
         """The speed at which an operation moves the bytes of its tensors, at most."""
         self.aborts = 0
         """How often `abort` was called."""
+        self.aborted_operations = 0
+        """How many operations it released that were not complete."""
         self._inner: Any = gloo_group(dist.PrefixStore("fake-nccl", store), rank, size, self.timeout_s)
+        self._lock = threading.Lock()
         self._queues: dict[tuple[int, int | None], Queue] = {}
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
@@ -110,12 +114,13 @@ class FakeNccl(dist.ProcessGroup):
         return FakeWork(device, Stream(line=queue.line), end, tensors, blocks=options.get("blocks", False))
 
     def _queue(self, device: int, peer: int | None) -> Queue:
-        if (device, peer) not in self._queues:
-            name = f"fake-nccl-{self.rank()}" + ("" if peer is None else f"-{peer}")
-            queue = self._queues[device, peer] = Queue(device, name)
+        with self._lock:
             if self.aborts:
-                queue.abort()
-        return self._queues[device, peer]
+                raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}")
+            if (device, peer) not in self._queues:
+                name = f"fake-nccl-{self.rank()}" + ("" if peer is None else f"-{peer}")
+                self._queues[device, peer] = Queue(device, name)
+            return self._queues[device, peer]
 
     def allreduce(self, tensors: list[Any], opts: Any = None) -> Work:
         asked = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
@@ -140,14 +145,14 @@ class FakeNccl(dist.ProcessGroup):
 
     def allgather(self, outputs: list[list[Any]], inputs: list[Any], opts: Any = None) -> Work:
         def exchange(given: list[torch.Tensor], results: list[torch.Tensor]) -> None:
-            self._inner.allgather([results], given, dist.AllgatherOptions()).wait()
+            self._inner.allgather([results], given, AllgatherOptions()).wait()
 
         return self._run("allgather", inputs, outputs[0], exchange)
 
     def _allgather_base(self, output: Any, given: Any, opts: Any = None) -> Work:
         def exchange(inputs: list[torch.Tensor], results: list[torch.Tensor]) -> None:
             parts = list(results[0].view(-1).chunk(self.size()))
-            self._inner.allgather([parts], [inputs[0].view(-1)], dist.AllgatherOptions()).wait()
+            self._inner.allgather([parts], [inputs[0].view(-1)], AllgatherOptions()).wait()
 
         return self._run("allgather", [given], [output], exchange)
 
@@ -209,20 +214,23 @@ class FakeNccl(dist.ProcessGroup):
 
     def abort(self) -> None:
         """Release all that wait for operations of this group, on this rank."""
-        self.aborts += 1
-        for queue in list(self._queues.values()):
-            queue.abort()
+        with self._lock:
+            self.aborts += 1
+            for queue in self._queues.values():
+                self.aborted_operations += queue.abort()
 
     def shutdown(self) -> None:
         """Complete what is queued and end the group's threads."""
-        for queue in list(self._queues.values()):
+        with self._lock:
+            queues = list(self._queues.values())
+            self._queues.clear()
+        for queue in queues:
             queue.shut_down(self.timeout_s)
-        self._queues.clear()
 
 
 def _check(tensors: list[Any]) -> None:
     for tensor in tensors:
-        if not isinstance(tensor, FakeTensor):
+        if not isinstance(tensor, DeviceTensor):
             raise RuntimeError(f"No backend type associated with device type {tensor.device.type}")  # noqa: TRY004 - torch's
         if not tensor.is_contiguous():
             raise ValueError("Tensors must be contiguous")

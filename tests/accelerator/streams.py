@@ -70,7 +70,7 @@ def current_line(device: int) -> Line:
 class Event:
     """A place on a stream, set by `record`."""
 
-    def __init__(self, *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self._timing = enable_timing
         self._point: Point | None = None
 

@@ -38,6 +38,12 @@ SYNCS = {
 CPU_INDEX = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default}
 """Operations that take indices from the CPU."""
 
+SHAPE_ONLY = {
+    *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"),
+    *("new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full"),
+}
+"""Operations that take a tensor for its shape and do not read it."""
+
 _blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
 
 
@@ -54,7 +60,7 @@ def block_of(raw: torch.Tensor, device: int | None, line: Line | None = None) ->
         return block
 
 
-class FakeTensor(torch.Tensor):
+class DeviceTensor(torch.Tensor):
     """A tensor on a fake device; `raw` holds its values."""
 
     raw: torch.Tensor
@@ -87,10 +93,13 @@ class FakeTensor(torch.Tensor):
         return (special or compute)(func, args, kwargs or {})
 
     def __repr__(self, **_: object) -> str:
-        return f"FakeTensor({tuple(self.shape)}, {self.dtype}, device='{self.device}')"
+        return f"DeviceTensor({tuple(self.shape)}, {self.dtype}, device='{self.device}')"
 
     def numpy(self, *_: object, **__: object) -> Any:
         raise TypeError(f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() first")
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
 
     def __array__(self, *_: object, **__: object) -> Any:
         return self.numpy()
@@ -111,7 +120,7 @@ class FakeTensor(torch.Tensor):
 
     @data.setter
     def data(self, other: torch.Tensor) -> None:
-        if not isinstance(other, FakeTensor):
+        if not isinstance(other, DeviceTensor):
             raise TypeError(f"incompatible tensor type: {other.device} given for the data of a tensor on {self.device}")
         torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
         self.raw, self.block = other.raw, other.block
@@ -144,8 +153,8 @@ class FakeTensor(torch.Tensor):
         return ["raw"], self.device.index
 
     @staticmethod
-    def __tensor_unflatten__(inner: dict[str, torch.Tensor], index: Any, *_: Any) -> FakeTensor:
-        return FakeTensor(inner["raw"], index)
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], index: Any, *_: Any) -> DeviceTensor:
+        return DeviceTensor(inner["raw"], index)
 
 
 @cache
@@ -159,7 +168,7 @@ def _signature(func: Any) -> tuple[tuple[bool, ...], frozenset[str], bool]:
 
 
 def unwrapped(value: Any) -> Any:
-    if isinstance(value, FakeTensor):
+    if isinstance(value, DeviceTensor):
         return value.raw
     if isinstance(value, (list, tuple)):
         return type(value)(unwrapped(each) for each in value)
@@ -180,9 +189,9 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
 
 def device_index(func: Any, tensors: list[torch.Tensor]) -> int:
     """The one device of an operation's tensors; scalars may be on the CPU."""
-    devices = {tensor.device for tensor in tensors if isinstance(tensor, FakeTensor)}
+    devices = {tensor.device for tensor in tensors if isinstance(tensor, DeviceTensor)}
     for tensor in tensors:
-        if not isinstance(tensor, FakeTensor) and tensor.dim() > 0 and func not in CPU_INDEX:
+        if not isinstance(tensor, DeviceTensor) and tensor.dim() > 0 and func not in CPU_INDEX:
             devices.add(tensor.device)
     if len(devices) > 1:
         names = " and ".join(sorted(map(str, devices)))
@@ -190,10 +199,10 @@ def device_index(func: Any, tensors: list[torch.Tensor]) -> int:
     return next(iter(devices)).index
 
 
-def wrapped(value: Any, given: dict[int, FakeTensor], index: int) -> Any:
+def wrapped(value: Any, given: dict[int, DeviceTensor], index: int) -> Any:
     if isinstance(value, torch.Tensor):
         known = given.get(id(value))
-        return FakeTensor(value, index) if known is None else known
+        return DeviceTensor(value, index) if known is None else known
     if isinstance(value, (list, tuple)):
         return type(value)(wrapped(each, given, index) for each in value)
     return value
@@ -208,12 +217,14 @@ def compute(func: Any, args: Any, kwargs: Any) -> Any:
     index = device_index(func, tensors)
     if _host_needs(func, args):
         host_sync(SYNCS.get(func, "nonzero"), index)
-    given = {id(tensor.raw): tensor for tensor in tensors if isinstance(tensor, FakeTensor)}
+    given = {id(tensor.raw): tensor for tensor in tensors if isinstance(tensor, DeviceTensor)}
     raw_args, raw_kwargs = unwrapped(args), {name: unwrapped(value) for name, value in kwargs.items()}
     if view:
         return wrapped(func(*raw_args, **raw_kwargs), given, index)
     line = streams.current_line(index)
-    if line.pending:
+    if func._schema.name.removeprefix("aten::") in SHAPE_ONLY:
+        tensors = []
+    elif line.pending:
         line.resolve()
     out = func(*raw_args, **raw_kwargs)
     touched = [t for t, w in zip(args, written, strict=False) if w] + [kwargs[n] for n in names if n in kwargs]
@@ -231,7 +242,7 @@ def launch(func: Any, line: Line, computed: Any, tensors: list[torch.Tensor], to
     device = all_devices[line.key[0]]
     line.launch(costs.duration_s(device, costs.flops(func, raw_args, raw_kwargs, out), num_bytes))
     changed = {id(tensor) for tensor in touched}
-    uses = [(t.block, id(t) in changed) for t in tensors if isinstance(t, FakeTensor)]
+    uses = [(t.block, id(t) in changed) for t in tensors if isinstance(t, DeviceTensor)]
     name = str(func)
     counts.launch(name)
     races.touch_all(line, name, uses)
@@ -242,7 +253,9 @@ def _host_needs(func: Any, args: Any) -> bool:
         return True
     if func not in CPU_INDEX:
         return False
-    return any(isinstance(each, FakeTensor) and each.dtype in {torch.bool, torch.uint8} for each in tensors_in(args[1]))
+    return any(
+        isinstance(each, DeviceTensor) and each.dtype in {torch.bool, torch.uint8} for each in tensors_in(args[1])
+    )
 
 
 def host_sync(kind: str, index: int) -> None:
@@ -251,17 +264,17 @@ def host_sync(kind: str, index: int) -> None:
     streams.current_line(index).point().synchronize()
 
 
-def factory(op: Callable[..., torch.Tensor]) -> Callable[..., FakeTensor]:
+def factory(op: Callable[..., torch.Tensor]) -> Callable[..., DeviceTensor]:
     """An operation that makes a tensor from none."""
 
-    def make(*args: Any, **kwargs: Any) -> FakeTensor:
+    def make(*args: Any, **kwargs: Any) -> DeviceTensor:
         device = kwargs.get("device")
         index = streams.valid_index(device)
         kwargs.update(device=torch.device("cpu"))
         kwargs.pop("pin_memory", None)
         line = streams.current_line(index)
         raw = op(*args, **kwargs)
-        out = FakeTensor(raw, index, line)
+        out = DeviceTensor(raw, index, line)
         if "empty" not in str(op):
             launch(op, line, (args, {}, raw), [out], [out])
         return out

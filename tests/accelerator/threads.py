@@ -25,10 +25,14 @@ def on_device_ranks(size: int, run: Callable[[FakeNccl], Any], *, timeout_s: flo
         torch.get_device_module(streams.NAME).set_device(rank)
         try:
             group = FakeNccl(store, rank, size, timedelta(seconds=timeout_s))
-            result = run(group)
-            group.shutdown()
-        except Exception as error:  # noqa: BLE001 - the test says what it expects
+        except RuntimeError as error:
             return error
+        try:
+            result = run(group)
+        except Exception as error:  # noqa: BLE001 - the test says what it expects
+            group.abort()
+            return error
+        group.shutdown()
         return result
 
     try:

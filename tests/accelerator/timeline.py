@@ -41,12 +41,12 @@ class Arrival(Protocol):
 class Delivery:
     """A copy to pinned host memory, or from it: settled when the host has waited for it."""
 
-    def __init__(self, clock: Clock, settle: Callable[[], None]) -> None:
-        self.clock = clock
-        self._settle: Callable[[], None] | None = settle
+    def __init__(self, clock: Clock, settle: Callable[[], object], keeps: object = None) -> None:
+        self.clock, self._keeps = dict(clock), keeps
+        self._settle: Callable[[], object] | None = settle
 
     def settle(self) -> None:
-        settle, self._settle = self._settle, None
+        settle, self._settle, self._keeps = self._settle, None, None
         if settle is not None:
             settle()
 
@@ -70,6 +70,14 @@ def covers(clock: Clock, other: Clock) -> bool:
 def sleep_until(when_s: float) -> None:
     while (left := when_s - time.monotonic()) > 0:
         time.sleep(left)
+
+
+def _settled(delivery: Delivery) -> Exception | None:
+    try:
+        delivery.settle()
+    except RuntimeError as error:
+        return error
+    return None
 
 
 class Point:
@@ -105,8 +113,9 @@ class Point:
             settled = [delivery for delivery in deliveries if covers(host_clock, delivery.clock)]
             for delivery in settled:
                 deliveries.remove(delivery)
-        for delivery in settled:
-            delivery.settle()
+        errors = [error for delivery in settled if (error := _settled(delivery))]
+        if errors:
+            raise errors[0]
 
 
 class Line:

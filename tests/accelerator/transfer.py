@@ -21,7 +21,7 @@ import torch
 from tests.accelerator import races, timeline
 from tests.accelerator.copies import poison
 from tests.accelerator.counts import counts
-from tests.accelerator.tensor import FakeTensor
+from tests.accelerator.tensor import DeviceTensor
 from tests.accelerator.timeline import Line, Point, sleep_until
 
 Exchange = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
@@ -32,8 +32,12 @@ class WatchdogError(RuntimeError):
     """An operation has not been completed within the time limit."""
 
 
-class DeadlockError(RuntimeError):
+class DeadlockError(Exception):
     """The two ends of a pair wait for each other."""
+
+
+PEER_LOST = RuntimeError, TimeoutError
+"""What gloo raises when a peer is gone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,8 +45,8 @@ class Operation:
     """What is exchanged."""
 
     name: str
-    inputs: list[FakeTensor]
-    outputs: list[FakeTensor]
+    inputs: list[DeviceTensor]
+    outputs: list[DeviceTensor]
     exchange: Exchange
     least_s: float = 0.0
     """What it takes at least on the time line."""
@@ -127,7 +131,6 @@ class Queue:
         self._lock = threading.Lock()
         self._waiting: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
         self._open: list[Transfer] = []
-        self._aborted = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
@@ -146,10 +149,8 @@ class Queue:
             uses += [(tensor.block, True) for tensor in operation.outputs]
             races.touch_all(line, operation.name, uses)
             transfer = Transfer(operation, max(line.ready_s, time.monotonic()), line.pending)
-            line.pending = [*own, transfer] if not self._aborted else own
+            line.pending = [*own, transfer]
             self._open = [each for each in self._open if not each.done()] + [transfer]
-            if self._aborted:
-                transfer.abort()
             self._waiting.put(transfer)
             return line.point()
 
@@ -158,29 +159,28 @@ class Queue:
         while (transfer := self._waiting.get()) is not None:
             if transfer.done():
                 continue
-            if isinstance(failed, DeadlockError):
-                transfer.finish(failed)
-            elif failed is not None:
+            if failed is None:
+                failed = self._run(transfer)
+            elif isinstance(failed, PEER_LOST):
                 transfer.reason = f"an operation before it failed: {failed}"
             else:
-                failed = self._run(transfer)
+                transfer.finish(failed)
 
     @staticmethod
     def _run(transfer: Transfer) -> Exception | None:
         try:
             transfer.run()
-        except DeadlockError as error:
-            transfer.finish(error)
-            return error
-        except Exception as error:  # noqa: BLE001 - a peer is gone: the operation is never completed, as NCCL's
+        except PEER_LOST as error:  # the operation is never completed, as NCCL's
             transfer.reason = str(error)
+            return error
+        except Exception as error:  # noqa: BLE001 - a wrong call: raised where it is waited for
+            transfer.finish(error)
             return error
         return None
 
     def abort(self) -> int:
         """Release all that wait; how many operations were not complete."""
         with self._lock:
-            self._aborted = True
             open_ones = [each for each in self._open if not each.done()]
             for transfer in open_ones:
                 transfer.abort()
