@@ -24,6 +24,9 @@ struct Callbacks {
   int64_t (*query)(int64_t event);
   void (*synchronize)(int64_t event);
   int64_t (*new_stream)(int64_t device, int64_t priority);
+  int64_t (*query_stream)(int64_t device, int64_t stream);
+  void (*synchronize_stream)(int64_t device, int64_t stream);
+  void (*synchronize_device)(int64_t device);
 } callbacks;
 
 int num_devices = 1;
@@ -75,6 +78,13 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeEvent(void* event) const override {
     if (event) callbacks.synchronize(number(event));
   }
+  bool queryStream(const Stream& stream) const override {
+    return callbacks.query_stream(stream.device_index(), stream.id());
+  }
+  void synchronizeStream(const Stream& stream) const override {
+    callbacks.synchronize_stream(stream.device_index(), stream.id());
+  }
+  void synchronizeDevice(const DeviceIndex device) const override { callbacks.synchronize_device(device); }
 };
 
 // Pinned memory is plain memory whose addresses are remembered.

@@ -31,6 +31,9 @@ class Callbacks(ctypes.Structure):
         ("query", ctypes.CFUNCTYPE(_NUMBER, _NUMBER)),
         ("synchronize", ctypes.CFUNCTYPE(None, _NUMBER)),
         ("new_stream", ctypes.CFUNCTYPE(_NUMBER, _NUMBER, _NUMBER)),
+        ("query_stream", ctypes.CFUNCTYPE(_NUMBER, _NUMBER, _NUMBER)),
+        ("synchronize_stream", ctypes.CFUNCTYPE(None, _NUMBER, _NUMBER)),
+        ("synchronize_device", ctypes.CFUNCTYPE(None, _NUMBER)),
     )
 
 

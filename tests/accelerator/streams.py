@@ -30,17 +30,41 @@ def _record(device: int, number: int) -> int:
     return handle
 
 
+def _query_stream(device: int, number: int) -> int:
+    return int(timeline.line(device, number).point().passed())
+
+
+def _synchronize_event(handle: int) -> None:
+    counts.host_sync("Event.synchronize")
+    _points[handle].synchronize()
+
+
+def _synchronize_stream(device: int, number: int) -> None:
+    counts.host_sync("Stream.synchronize")
+    timeline.line(device, number).point().synchronize()
+
+
+def _synchronize_device(index: int) -> None:
+    counts.host_sync("synchronize")
+    for line in timeline.lines_of(index):
+        line.point().synchronize()
+
+
 native = Native(
     MAX_DEVICES,
     {
         "record": _record,
-        "block": lambda event, device, number: timeline.line(device, number).wait(_points[event]),
-        "destroy": lambda event: _points.pop(event, None) and None,
-        "query": lambda event: int(_points[event].passed()),
-        "synchronize": lambda event: _points[event].synchronize(),
+        "block": lambda handle, device, number: timeline.line(device, number).wait(_points[handle]),
+        "destroy": lambda handle: _points.pop(handle, None) and None,
+        "query": lambda handle: int(_points[handle].passed()),
+        "synchronize": _synchronize_event,
         "new_stream": lambda device, _priority: timeline.new_line(device).key[1],
+        "query_stream": _query_stream,
+        "synchronize_stream": _synchronize_stream,
+        "synchronize_device": _synchronize_device,
     },
 )
+"""The C++ side: current device and stream of this thread. An error in a callback is printed and not raised."""
 
 
 def index_of(device: Place = None) -> int:
@@ -179,10 +203,4 @@ def stream(stream: Stream | None) -> Iterator[None]:
 
 def synchronize(device: Place = None) -> None:
     """Wait until every stream of a device is done."""
-    counts.host_sync("synchronize")
-    wait_for_device(index_of(device))
-
-
-def wait_for_device(index: int) -> None:
-    for line in timeline.lines_of(index):
-        line.point().synchronize()
+    _synchronize_device(index_of(device))

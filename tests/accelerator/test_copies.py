@@ -45,9 +45,9 @@ def test_tensors_of_different_devices_are_refused_in_one_operation() -> None:
         with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
             here + other
     assert (here * torch.tensor(2.0)).tolist() == [2, 2]
-    with pytest.raises(TypeError, match="Use Tensor.cpu"):
+    with pytest.raises(TypeError, match=r"Use Tensor\.cpu"):
         here.numpy()
-    with pytest.raises(TypeError, match="Use Tensor.cpu"):
+    with pytest.raises(TypeError, match=r"Use Tensor\.cpu"):
         np.asarray(here)
 
 

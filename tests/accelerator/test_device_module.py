@@ -12,6 +12,7 @@ from torch import nn
 
 import tests.accelerator.fgpu  # noqa: F401
 from tests.accelerator import devices
+from tests.accelerator.counts import counts
 
 fgpu = torch.get_device_module("fgpu")
 
@@ -29,6 +30,23 @@ def test_devices_are_counted_named_and_chosen() -> None:
     assert (found.name, found.uuid) == (fgpu.get_device_name(1), "FGPU-00000000000000000000000000000001")
     with pytest.raises(RuntimeError, match="invalid device ordinal"):
         fgpu.set_device(4)
+
+
+def test_torch_accelerator_speaks_to_the_device() -> None:
+    torch.accelerator.set_device_index(2)
+    try:
+        assert fgpu.current_device() == 2
+        stream, event = torch.Stream(device="fgpu"), torch.Event(device="fgpu")
+        with fgpu.stream(fgpu.Stream()):
+            assert torch.accelerator.current_stream().stream_id == fgpu.current_stream().stream_id
+        stream.record_event(event)
+        event.synchronize()
+        torch.accelerator.synchronize()
+        assert event.query()
+        assert stream.query()
+    finally:
+        fgpu.set_device(0)
+    assert {kind for kind, _ in counts.host_syncs()} == {"Event.synchronize", "synchronize"}
 
 
 def test_without_devices_there_is_no_accelerator() -> None:
@@ -59,7 +77,6 @@ def test_a_full_device_is_out_of_memory() -> None:
     devices.configure(3, memory_bytes=1 << 20)
     kept = torch.zeros(1 << 17, device="fgpu:3")
     with pytest.raises(torch.OutOfMemoryError, match="fgpu:3 out of memory"):
-        kept * 2
         torch.cat([kept, kept])
 
 

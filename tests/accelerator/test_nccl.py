@@ -35,7 +35,7 @@ def tensor_of(group: Any) -> torch.Tensor:
 
 
 def data_parallel(group: Any, device: str) -> list[torch.Tensor]:
-    """Training by hand: every rank its own samples, gradients summed by all-reduces."""
+    """A training loop without wrappers: every rank its own samples, gradients summed by all-reduces."""
     draw, model = torch.Generator().manual_seed(group.rank()), MODELS["mlp"][0]()
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):

@@ -34,7 +34,7 @@ def test_reading_what_another_stream_writes(tensor, side) -> None:
 def test_writing_what_another_stream_reads(tensor, side) -> None:
     with fgpu.stream(side):
         kept = tensor * 2
-    with pytest.raises(races.RaceError, match="writes the memory that aten.mul.Tensor on stream .* reads"):
+    with pytest.raises(races.RaceError, match=r"writes the memory that aten.mul.Tensor on stream .* reads"):
         tensor.add_(1)
     assert kept is not None
 

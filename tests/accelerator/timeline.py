@@ -67,9 +67,18 @@ def covers(clock: Clock, other: Clock) -> bool:
     return all(clock.get(key, 0) >= number for key, number in other.items())
 
 
-def sleep_until(when_s: float) -> None:
-    while (left := when_s - time.monotonic()) > 0:
-        time.sleep(left)
+class Host:
+    """The host's clock, which the devices follow; tests may put another in its place."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def sleep_until(self, when_s: float) -> None:
+        while (left := when_s - self.now()) > 0:
+            time.sleep(left)
+
+
+host = Host()
 
 
 def _settled(delivery: Delivery) -> Exception | None:
@@ -91,7 +100,7 @@ class Point:
         if not all(arrival.done() for arrival in self.pending):
             return False
         self.resolve()
-        if time.monotonic() < self.time_s:
+        if host.now() < self.time_s:
             return False
         self._host_knows()
         return True
@@ -104,7 +113,7 @@ class Point:
 
     def synchronize(self) -> None:
         self.resolve()
-        sleep_until(self.time_s)
+        host.sleep_until(self.time_s)
         self._host_knows()
 
     def _host_knows(self) -> None:
@@ -137,7 +146,7 @@ class Line:
         with LOCK:
             merge(self.clock, host_clock)
             self.clock[self.key] = self.clock.get(self.key, 0) + 1
-            self.ready_s = max(self.ready_s, time.monotonic()) + duration_s
+            self.ready_s = max(self.ready_s, host.now()) + duration_s
             return self.ready_s
 
     def resolve(self) -> None:
@@ -154,7 +163,7 @@ class Line:
     def point(self) -> Point:
         """Where the stream is now: after all that is queued, and not before it was asked."""
         with LOCK:
-            return Point(max(self.ready_s, time.monotonic()), self.clock, self.pending)
+            return Point(max(self.ready_s, host.now()), self.clock, self.pending)
 
     def wait(self, point: Point) -> None:
         """Later operations of this stream begin after the point."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,7 +21,7 @@ from tests.accelerator import races, timeline
 from tests.accelerator.copies import poison
 from tests.accelerator.counts import counts
 from tests.accelerator.tensor import DeviceTensor
-from tests.accelerator.timeline import Line, Point, sleep_until
+from tests.accelerator.timeline import Line, Point
 
 Exchange = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
 """Called with copies of the inputs and with the memory for the outputs."""
@@ -58,7 +57,7 @@ class Transfer:
 
     def __init__(self, operation: Operation, start_s: float, after: list[timeline.Arrival]) -> None:
         self.operation, self.start_s = operation, start_s
-        self._queued_s = time.monotonic()
+        self._queued_s = timeline.host.now()
         self._lock = threading.Lock()
         self._finished = threading.Event()
         self._end_s = 0.0
@@ -88,13 +87,13 @@ class Transfer:
                 self.start_s = max(self.start_s, each.complete())
         if self._inputs is None:
             self._take_inputs()
-        sleep_until(self.start_s)
+        timeline.host.sleep_until(self.start_s)
         self.operation.exchange(self._inputs or [], self._outputs)
-        sleep_until(self.start_s + self.operation.least_s)
+        timeline.host.sleep_until(self.start_s + self.operation.least_s)
         self.finish()
 
     def finish(self, error: Exception | None = None) -> None:
-        self._end_s, self.error = time.monotonic(), error
+        self._end_s, self.error = timeline.host.now(), error
         self._after = []
         self._finished.set()
 
@@ -108,7 +107,7 @@ class Transfer:
         return self._finished.is_set()
 
     def complete(self) -> float:
-        left = self._queued_s + self.operation.timeout_s - time.monotonic()
+        left = self._queued_s + self.operation.timeout_s - timeline.host.now()
         if not self._finished.wait(max(left, 0.0)):
             raise WatchdogError(
                 f"{self.operation.name} was not complete after {self.operation.timeout_s:g} s: {self.reason}"
@@ -148,7 +147,7 @@ class Queue:
             uses = [(tensor.block, False) for tensor in operation.inputs if id(tensor.block) not in written]
             uses += [(tensor.block, True) for tensor in operation.outputs]
             races.touch_all(line, operation.name, uses)
-            transfer = Transfer(operation, max(line.ready_s, time.monotonic()), line.pending)
+            transfer = Transfer(operation, max(line.ready_s, timeline.host.now()), line.pending)
             line.pending = [*own, transfer]
             self._open = [each for each in self._open if not each.done()] + [transfer]
             self._waiting.put(transfer)
