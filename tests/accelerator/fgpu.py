@@ -33,14 +33,15 @@ def attention(  # noqa: PLR0913, PLR0917 - torch's signature
     needs_grad = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
     raw[:3] = [each.detach().requires_grad_(needs_grad) for each in raw[:3]]
     choice = torch._fused_sdp_choice(*raw, dropout_p, is_causal, **options)
-    scale = options.get("scale")
-    if choice == SDPBackend.FLASH_ATTENTION.value:
-        fused = aten._scaled_dot_product_flash_attention_for_cpu
-        return fused(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+    if choice != SDPBackend.FLASH_ATTENTION.value:
+        plain = aten._scaled_dot_product_attention_math
+        return plain(query, key, value, attn_mask, dropout_p, is_causal, **options)[0]
     if options.get("enable_gqa"):
-        raise NotImplementedError("grouped queries in attention on the fake accelerator")
-    plain = aten._scaled_dot_product_attention_math
-    return plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
+        raise NotImplementedError("fused attention with grouped queries on the fake accelerator")
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -torch.inf)
+    fused = aten._scaled_dot_product_flash_attention_for_cpu
+    return fused(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=options.get("scale"))[0]
 
 
 def dropout(given: torch.Tensor, p: float, train: bool) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Self
 
@@ -116,7 +117,7 @@ class DeviceTensor(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:
-        return self.detach()
+        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
 
     @data.setter
     def data(self, other: torch.Tensor) -> None:
@@ -157,14 +158,32 @@ class DeviceTensor(torch.Tensor):
         return DeviceTensor(inner["raw"], index)
 
 
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What the dispatcher needs to know of an operation."""
+
+    name: str
+    written: tuple[bool, ...]
+    """Which positions it writes."""
+    written_names: frozenset[str]
+    is_view: bool
+    is_refused: bool
+    reads: bool
+    """Whether it reads its tensors, and does not take their shape only."""
+
+
 @cache
-def _signature(func: Any) -> tuple[tuple[bool, ...], frozenset[str], bool]:
-    """Which positions and which names an operation writes, and whether it makes a view."""
+def signature_of(func: Any) -> Signature:
     arguments = func._schema.arguments
     written = [bool(a.alias_info and a.alias_info.is_write) for a in arguments]
-    names = frozenset(a.name for a, write in zip(arguments, written, strict=True) if write)
-    view = any(a.alias_info and not a.alias_info.is_write for a in arguments)
-    return tuple(written), names, view
+    return Signature(
+        name=str(func),
+        written=tuple(written),
+        written_names=frozenset(a.name for a, write in zip(arguments, written, strict=True) if write),
+        is_view=any(a.alias_info and not a.alias_info.is_write for a in arguments),
+        is_refused=torch.Tag.inplace_view in func.tags or func.namespace == "c10d",
+        reads=func._schema.name.removeprefix("aten::") not in SHAPE_ONLY,
+    )
 
 
 def unwrapped(value: Any) -> Any:
@@ -210,8 +229,8 @@ def wrapped(value: Any, given: dict[int, DeviceTensor], index: int) -> Any:
 
 def compute(func: Any, args: Any, kwargs: Any) -> Any:
     """Launch an operation: compute it, occupy the stream, check the order of what it touches."""
-    written, names, view = _signature(func)
-    if torch.Tag.inplace_view in func.tags or func.namespace == "c10d":
+    signature = signature_of(func)
+    if signature.is_refused:
         raise NotImplementedError(f"{func} is not available on the fake accelerator")
     tensors = tensors_in([*args, *kwargs.values()])
     index = device_index(func, tensors)
@@ -219,32 +238,36 @@ def compute(func: Any, args: Any, kwargs: Any) -> Any:
         host_sync(SYNCS.get(func, "nonzero"), index)
     given = {id(tensor.raw): tensor for tensor in tensors if isinstance(tensor, DeviceTensor)}
     raw_args, raw_kwargs = unwrapped(args), {name: unwrapped(value) for name, value in kwargs.items()}
-    if view:
+    if signature.is_view:
         return wrapped(func(*raw_args, **raw_kwargs), given, index)
     line = streams.current_line(index)
-    if func._schema.name.removeprefix("aten::") in SHAPE_ONLY:
-        tensors = []
-    elif line.pending:
+    if line.pending:
         line.resolve()
     out = func(*raw_args, **raw_kwargs)
-    touched = [t for t, w in zip(args, written, strict=False) if w] + [kwargs[n] for n in names if n in kwargs]
-    launch(func, line, (raw_args, raw_kwargs, out), tensors, tensors_in(touched))
+    touched = [value for value, write in zip(args, signature.written, strict=False) if write]
+    touched += [kwargs[name] for name in signature.written_names if name in kwargs]
+    duration_s = costs.duration_s(
+        all_devices[index],
+        costs.flops(func, raw_args, raw_kwargs, out),
+        _bytes_of([*(tensors if signature.reads else []), *tensors_in([out])]),
+    )
+    launch(signature.name, line, duration_s, tensors if signature.reads else [], tensors_in(touched))
     target = kwargs.get("device")
     if target is not None and torch.device(target).type == "cpu":
         return out
     return wrapped(out, given, index if target is None else streams.index_of(target))
 
 
-def launch(func: Any, line: Line, computed: Any, tensors: list[torch.Tensor], touched: list[torch.Tensor]) -> None:
-    raw_args, raw_kwargs, out = computed
-    outputs = tensors_in(out if isinstance(out, (list, tuple)) else [out])
-    num_bytes = sum(tensor.numel() * tensor.itemsize for tensor in [*tensors, *outputs])
-    device = all_devices[line.key[0]]
-    line.launch(costs.duration_s(device, costs.flops(func, raw_args, raw_kwargs, out), num_bytes))
-    changed = {id(tensor) for tensor in touched}
-    uses = [(t.block, id(t) in changed) for t in tensors if isinstance(t, DeviceTensor)]
-    name = str(func)
+def _bytes_of(tensors: list[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+
+def launch(name: str, line: Line, duration_s: float, tensors: list[torch.Tensor], touched: list[torch.Tensor]) -> None:
+    """Queue an operation that has been computed; of its tensors, those touched are written."""
+    line.launch(duration_s)
     counts.launch(name)
+    changed = {id(tensor) for tensor in touched}
+    uses = [(each.block, id(each) in changed) for each in tensors if isinstance(each, DeviceTensor)]
     races.touch_all(line, name, uses)
 
 
@@ -276,7 +299,7 @@ def factory(op: Callable[..., torch.Tensor]) -> Callable[..., DeviceTensor]:
         raw = op(*args, **kwargs)
         out = DeviceTensor(raw, index, line)
         if "empty" not in str(op):
-            launch(op, line, (args, {}, raw), [out], [out])
+            launch(str(op), line, costs.duration_s(all_devices[index], 0, _bytes_of([raw])), [out], [out])
         return out
 
     return make

@@ -125,6 +125,9 @@ def test_parameters_may_be_views_of_one_buffer() -> None:
     assert module.weight.grad is not None
     module.weight.data.add_(module.weight.grad)
     assert buffer.cpu().tolist() == [2, 3, 4, 5]
+    before = module.weight._version
+    module.weight.data.add_(1)
+    assert module.weight._version == before, "as with every tensor, data has a version of its own"
 
 
 def test_dropout_draws_what_the_cpu_draws() -> None:

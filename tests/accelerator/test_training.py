@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 import tests.accelerator.fgpu  # noqa: F401
 from autotune.workloads.registry import load_workload
@@ -38,6 +39,21 @@ def test_training_in_double_precision_on_another_device_and_stream(model: str) -
     with fgpu.stream(fgpu.Stream("fgpu:2")):
         found = train(model, "fgpu:2", OPTIMIZERS["adam"], dtype=torch.float64)
     assert same(found, train(model, "cpu", OPTIMIZERS["adam"], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mask", ["none", "causal", "bool", "float"])
+def test_attention_equals_the_cpu(mask: str, dtype: torch.dtype) -> None:
+    def attended(device: str) -> Any:
+        torch.manual_seed(0)
+        given = torch.randn(3, 2, 2, 5, 8, dtype=dtype).to(device).requires_grad_()
+        seen = torch.ones(5, 5, dtype=torch.bool).tril().to(device)
+        chosen = {"bool": seen, "float": seen.to(dtype)}.get(mask)
+        out = functional.scaled_dot_product_attention(*given, attn_mask=chosen, is_causal=mask == "causal")
+        out.square().sum().backward()
+        return out.detach().cpu(), given.grad.cpu()
+
+    assert all(map(torch.equal, attended("fgpu"), attended("cpu")))
 
 
 @pytest.mark.parametrize("spec", ["mlp-tiny", "resnet-tiny", "gpt-tiny", "vgg-tiny"])
