@@ -14,6 +14,7 @@ import torch.distributed as dist
 from tests.accelerator import devices, races
 from tests.accelerator.counts import counts
 from tests.accelerator.models import MODELS
+from tests.accelerator.nccl import FakeNccl
 from tests.accelerator.threads import on_device_ranks
 from tests.accelerator.transfer import DeadlockError, WatchdogError
 from tests.gloo_ranks import on_ranks
@@ -159,6 +160,27 @@ def test_a_collective_follows_what_is_queued_and_chains_with_the_one_before() ->
         assert values == [6.0] * 4
 
 
+def test_a_collective_follows_one_of_another_group_that_its_stream_waits_for() -> None:
+    store = dist.HashStore()
+
+    def run(group: Any) -> Any:
+        other = FakeNccl(store, group.rank(), 2)
+        group.bytes_per_s = 16 / 0.2
+        first, second = tensor_of(group), tensor_of(group)
+        start, end = fgpu.Event(True), fgpu.Event(True)
+        start.record()
+        group.allreduce([first]).wait()
+        work = other.allreduce([second])
+        with fgpu.stream(fgpu.Stream()):
+            work.wait()
+            end.record()
+        end.synchronize()
+        other.shutdown()
+        return start.elapsed_time(end)
+
+    assert all(elapsed_ms >= 200 for elapsed_ms in ranks(run))
+
+
 def test_what_is_not_on_the_device_or_not_contiguous_is_refused() -> None:
     def run(group: Any) -> Any:
         with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
@@ -195,6 +217,32 @@ def test_messages_of_different_pairs_do_not_wait_for_each_other() -> None:
         return got.tolist()
 
     assert ranks(run, 3) == [[3.0] * 4, [1.0] * 4, [2.0] * 4]
+
+
+def test_an_operation_takes_at_least_what_the_link_needs() -> None:
+    def run(group: Any) -> Any:
+        group.bytes_per_s = 16 / 0.2
+        tensor, start, end = tensor_of(group), fgpu.Event(True), fgpu.Event(True)
+        start.record()
+        group.allreduce([tensor]).wait()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+    assert all(elapsed_ms >= 200 for elapsed_ms in ranks(run))
+
+
+def test_memory_of_a_completed_operation_is_given_back() -> None:
+    def run(group: Any) -> Any:
+        before = fgpu.memory_allocated()
+        for _ in range(3):
+            tensor = tensor_of(group)
+            group.allreduce([tensor]).wait()
+            tensor.add_(1)
+        del tensor
+        return fgpu.memory_allocated() - before
+
+    assert ranks(run) == [0, 0]
 
 
 @pytest.mark.parametrize("aborted", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -17,20 +18,21 @@ from tests.accelerator.nccl import FakeNccl
 
 def on_device_ranks(size: int, run: Callable[[FakeNccl], Any], *, timeout_s: float = 20.0) -> list[Any]:
     """What `run` returns on each rank, or the exception it raised; rank i has device i as its current device."""
-    store = dist.HashStore()
+    store, opened, groups = dist.HashStore(), threading.Barrier(size), []
     before = devices.count()
     devices.set_count(max(size, before))
 
     def rank_runs(rank: int) -> Any:
         torch.get_device_module(streams.NAME).set_device(rank)
+        group = None
         try:
             group = FakeNccl(store, rank, size, timedelta(seconds=timeout_s))
-        except RuntimeError as error:
-            return error
-        try:
+            groups.append(group)  # peers of a rank that has failed notice nothing, as with NCCL
+            opened.wait(timeout_s)
             result = run(group)
         except Exception as error:  # noqa: BLE001 - the test says what it expects
-            group.abort()
+            if group is not None:
+                group.abort()
             return error
         group.shutdown()
         return result

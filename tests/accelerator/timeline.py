@@ -31,6 +31,9 @@ Clock = dict[Key, int]
 class Arrival(Protocol):
     """Data that comes from another rank."""
 
+    completed: bool
+    """Whether it is in its place."""
+
     def done(self) -> bool:
         """Whether it is there, without waiting."""
 
@@ -170,7 +173,10 @@ class Line:
         with LOCK:
             self.ready_s = max(self.ready_s, point.time_s)
             merge(self.clock, point.clock)
-            self.pending += [arrival for arrival in point.pending if arrival not in self.pending]
+            known = [*self.pending, *(arrival for arrival in point.pending if arrival not in self.pending)]
+            self.pending = [arrival for arrival in known if not arrival.completed]
+            times = [arrival.complete() for arrival in known if arrival.completed]
+            self.ready_s = max([self.ready_s, *times])
 
 
 _lines: dict[Key, Line] = {}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -55,8 +55,12 @@ class Operation:
 class Transfer:
     """One operation: an arrival for the streams that wait for it."""
 
-    def __init__(self, operation: Operation, start_s: float, after: list[timeline.Arrival]) -> None:
-        self.operation, self.start_s = operation, start_s
+    def __init__(
+        self, operation: Operation, start_s: float, before: list[timeline.Arrival], foreign: list[timeline.Arrival]
+    ) -> None:
+        """`before`: what the queue has before it; `foreign`: what the current stream waits for from elsewhere."""
+        self.start_s, self.inputs, self.outputs = start_s, operation.inputs, operation.outputs
+        self._operation = replace(operation, inputs=[], outputs=[])
         self._queued_s = timeline.host.now()
         self._lock = threading.Lock()
         self._finished = threading.Event()
@@ -64,37 +68,36 @@ class Transfer:
         self.error: Exception | None = None
         self.reason = "the peers have not taken part"
         self.completed = False
-        self._after = [each for each in after if not (isinstance(each, Transfer) and each.completed)]
+        self._after = foreign + [each for each in before if self._uses(each)]
         self._inputs: list[torch.Tensor] | None = None
         self._outputs = [torch.empty_like(tensor.raw) for tensor in operation.outputs]
-        if not any(isinstance(each, Transfer) and self.touches(each) for each in self._after):
+        if not any(map(self._uses, self._after)):
             self._take_inputs()
 
-    def touches(self, other: Transfer) -> bool:
-        """Whether it uses what another one writes."""
-        mine = {id(tensor.block) for tensor in [*self.operation.inputs, *self.operation.outputs]}
-        return any(id(tensor.block) in mine for tensor in other.operation.outputs)
+    def _uses(self, other: timeline.Arrival) -> bool:
+        """Whether it reads or writes what another one writes."""
+        mine = {id(tensor.block) for tensor in [*self.inputs, *self.outputs]}
+        return isinstance(other, Transfer) and any(id(tensor.block) in mine for tensor in other.outputs)
 
     def _take_inputs(self) -> None:
-        self._inputs = [tensor.raw.clone() for tensor in self.operation.inputs]
-        for tensor in self.operation.outputs:
+        self._inputs = [tensor.raw.clone() for tensor in self.inputs]
+        for tensor in self.outputs:
             poison(tensor.raw)
 
     def run(self) -> None:
         """In the thread of the queue: exchange once the device has come to it."""
         for each in self._after:
-            if not isinstance(each, Transfer) or self._inputs is None:
-                self.start_s = max(self.start_s, each.complete())
+            self.start_s = max(self.start_s, each.complete())
         if self._inputs is None:
             self._take_inputs()
         timeline.host.sleep_until(self.start_s)
-        self.operation.exchange(self._inputs or [], self._outputs)
-        timeline.host.sleep_until(self.start_s + self.operation.least_s)
+        self._operation.exchange(self._inputs or [], self._outputs)
+        timeline.host.sleep_until(self.start_s + self._operation.least_s)
         self.finish()
 
     def finish(self, error: Exception | None = None) -> None:
         self._end_s, self.error = timeline.host.now(), error
-        self._after = []
+        self._after, self._inputs, self.inputs = [], [], []
         self._finished.set()
 
     def abort(self) -> None:
@@ -107,18 +110,18 @@ class Transfer:
         return self._finished.is_set()
 
     def complete(self) -> float:
-        left = self._queued_s + self.operation.timeout_s - timeline.host.now()
+        left = self._queued_s + self._operation.timeout_s - timeline.host.now()
         if not self._finished.wait(max(left, 0.0)):
             raise WatchdogError(
-                f"{self.operation.name} was not complete after {self.operation.timeout_s:g} s: {self.reason}"
+                f"{self._operation.name} was not complete after {self._operation.timeout_s:g} s: {self.reason}"
             )
         if self.error is not None:
             raise self.error
         with self._lock:
             if not self.completed:
-                for tensor, result in zip(self.operation.outputs, self._outputs, strict=False):
+                for tensor, result in zip(self.outputs, self._outputs, strict=False):
                     tensor.raw.copy_(result)
-                self.completed, self._outputs = True, []
+                self.completed, self.outputs, self._outputs = True, [], []
         return self._end_s
 
 
@@ -137,8 +140,7 @@ class Queue:
         """Queue an operation after what the current stream has queued; where it ends."""
         with self._lock, timeline.LOCK:
             line = self.line
-            line.pending = [each for each in line.pending if not (isinstance(each, Transfer) and each.completed)]
-            own = list(line.pending)
+            own = line.pending = [each for each in line.pending if not each.completed]
             line.wait(current.point())
             timeline.merge(line.clock, timeline.host_clock)
             line.clock[line.key] = line.clock.get(line.key, 0) + 1
@@ -147,7 +149,8 @@ class Queue:
             uses = [(tensor.block, False) for tensor in operation.inputs if id(tensor.block) not in written]
             uses += [(tensor.block, True) for tensor in operation.outputs]
             races.touch_all(line, operation.name, uses)
-            transfer = Transfer(operation, max(line.ready_s, timeline.host.now()), line.pending)
+            foreign = [each for each in line.pending if each not in own]
+            transfer = Transfer(operation, max(line.ready_s, timeline.host.now()), own, foreign)
             line.pending = [*own, transfer]
             self._open = [each for each in self._open if not each.done()] + [transfer]
             self._waiting.put(transfer)
