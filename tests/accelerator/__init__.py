@@ -19,11 +19,19 @@ wheel's headers when first used. With them the engine does what it does with CUD
 backward pass, every node on the stream of its forward operation, with the engine's own events between nodes on
 different streams and, at the end, from the streams of the leaves to the caller's current stream.
 
+## Ranks as threads
+Device and stream are per thread, so ranks can be threads of one process when each has a device index of its own
+(threads.py): two ranks start in 0.1 s. A rank that fails closes nothing: its peers wait until their time limit, as with
+NCCL. What a process has once is shared: the counters (read them by thread name), the switch of the race detection, the
+random generator of the CPU, and `FGPU_*` variables by rank (use `devices.configure(index, ...)` instead).
+
 ## What does not hold
 - Operations that change a tensor's shape in place (`t_()`, `resize_`, `set_`) are refused, as are sparse and quantized
   tensors, `torch.compile`, autocast and generators on the device: random numbers are drawn from the CPU's generator.
 - Foreach optimizers must be asked for (`foreach=True`): torch takes them by default for plain tensors only.
-- A pickled tensor is a CPU tensor afterwards.
+- A pickled tensor is a CPU tensor afterwards. `Module.to` keeps the parameters' identity on the way to the device and
+  makes new ones on the way back; it refuses parameters that are referenced weakly.
+- An operation takes 0.1 ms of host time, some ten times that of a small CPU operation.
 - Streams of one device do not slow each other down.
 - A stream that waits for a collective blocks the host at its next launch until the values are there (nccl.py).
 

@@ -220,12 +220,12 @@ class FakeNccl(dist.ProcessGroup):
                 self.aborted_operations += queue.abort()
 
     def shutdown(self) -> None:
-        """Complete what is queued and end the group's threads."""
+        """Complete what is queued, unless the group was aborted, and end its threads."""
         with self._lock:
             queues = list(self._queues.values())
             self._queues.clear()
         for queue in queues:
-            queue.shut_down(self.timeout_s)
+            queue.shut_down(0.0 if self.aborts else self.timeout_s)
 
 
 def _check(tensors: list[Any]) -> None:
