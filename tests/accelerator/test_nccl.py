@@ -286,8 +286,16 @@ def test_a_peer_that_does_not_take_part_blocks_until_abort_or_the_watchdog(abort
 
 
 def test_the_host_waits_for_a_barrier() -> None:
+    called = set()
+
+    def run(group: Any) -> Any:
+        time.sleep(0.1 * group.rank())
+        called.add(group.rank())
+        group.barrier().wait()
+        return called.copy()
+
     counts.reset()
-    ranks(lambda group: group.barrier().wait())
+    assert ranks(run) == [{0, 1}] * 2
     assert {kind for kind, _ in counts.host_syncs()} == {"barrier"}
 
 
