@@ -1,0 +1,35 @@
+"""Every test here gets four fresh devices; without a C++ compiler all are skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.accelerator.native import compiler
+
+
+class Skipped(pytest.Module):
+    """A module whose tests cannot run on this machine."""
+
+    def collect(self) -> Any:
+        pytest.skip("the fake accelerator needs a C++ compiler: install g++")
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: Any) -> Any:
+    return Skipped.from_parent(parent, path=module_path) if compiler() is None else None
+
+
+@pytest.fixture(autouse=True)
+def _fresh_devices() -> Iterator[None]:
+    from tests.accelerator import counts, devices, races, timeline
+
+    devices.set_count(4)
+    counts.counts.reset()
+    yield
+    devices.restore()
+    timeline.reset()
+    races.forget()
+    races.enable(True)

@@ -1,0 +1,118 @@
+"""Which stream touched a block of memory last, and whether the next one waits for it.
+
+As torch.cuda._sanitizer: an operation that reads what another stream writes, or writes what another stream reads or
+writes, must come after it by an event, a stream's wait or a synchronisation of the host. A block that is freed goes back
+to the stream that allocated it: uses on other streams must come before that stream's next operation, unless
+`record_stream` has named them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from tests.accelerator import timeline
+from tests.accelerator.devices import Device
+from tests.accelerator.timeline import Key, Line
+
+_enabled = os.environ.get("FGPU_RACES", "1") != "0"
+
+
+class RaceError(RuntimeError):
+    """Two streams use the same memory in no order."""
+
+
+def enable(on: bool) -> None:
+    global _enabled  # noqa: PLW0603 - the process has one switch
+    _enabled = on
+
+
+def enabled() -> bool:
+    return _enabled
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """An operation that touched a block."""
+
+    key: Key
+    number: int
+    op: str
+
+    def before(self, line: Line) -> bool:
+        return line.clock.get(self.key, 0) >= self.number or line.key == self.key
+
+    def __str__(self) -> str:
+        return f"{self.op} on stream {self.key[1]} of fgpu:{self.key[0]}"
+
+
+freed: dict[Key, deque[list[Use]]] = {}
+"""Uses of freed blocks by the stream that gets the memory again."""
+
+
+class Block:
+    """Memory of one storage; freed with the last tensor that holds it."""
+
+    def __init__(self, device: Device | None, size: int, line: Line | None) -> None:
+        self._device, self._size = device, 0
+        self.owner = line.key if line else None
+        self.write: Use | None = None
+        self.reads: dict[Key, Use] = {}
+        self.recorded: set[Key] = set()
+        self.deliveries: list[timeline.Delivery] = []
+        if device:
+            device.allocate(size)
+            self._size = size
+
+    def __del__(self) -> None:
+        if self._device is None or self.owner is None or not self._size:
+            return
+        self._device.freed.append(self._size)
+        uses = [*self.reads.values(), *([self.write] if self.write else [])]
+        foreign = [use for use in uses if use.key != self.owner and use.key not in self.recorded]
+        if foreign and _enabled:
+            freed.setdefault(self.owner, deque()).append(foreign)
+
+    def touch(self, line: Line, op: str, *, write: bool) -> None:
+        """Record a use by the operation just launched on a stream; raises if it is in no order with the uses before."""
+        use = Use(line.key, line.clock[line.key], op)
+        if _enabled:
+            before = [self.write, *self.reads.values()] if write else [self.write]
+            for other in before:
+                if other is not None and not other.before(line):
+                    verb = "writes" if write else "reads"
+                    done = "writes" if other is self.write else "reads"
+                    raise RaceError(
+                        f"{use} {verb} the memory that {other} {done}, and does not wait for it: record an event after "
+                        "the first and wait for it before the second"
+                    )
+        if write:
+            self.write, self.reads = use, {}
+        else:
+            self.reads[line.key] = use
+
+
+def check_freed(line: Line, op: str) -> None:
+    """Memory that was freed is used again by this stream: other streams must be done with it."""
+    waiting = freed.get(line.key)
+    while waiting:
+        for use in waiting.popleft():
+            if _enabled and not use.before(line):
+                raise RaceError(
+                    f"the memory of {use} was freed and may be allocated again by {op} on {line}, which does not wait "
+                    "for it: call record_stream, or keep the tensor until the stream has waited"
+                )
+
+
+def forget() -> None:
+    """Forget freed memory: between tests."""
+    freed.clear()
+
+
+def touch_all(line: Line, op: str, blocks: list[tuple[Any, bool]]) -> None:
+    with timeline.LOCK:
+        check_freed(line, op)
+        for block, write in blocks:
+            block.touch(line, op, write=write)
