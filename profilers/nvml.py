@@ -69,7 +69,7 @@ _PCIE_EVERY = 10
 
 
 def open_nvml(uuid: str, *, clock: Clock = time.monotonic) -> Observer:
-    """The GPU with this UUID, such as str(torch.cuda.get_device_properties(i).uuid); with or without "GPU-".
+    """The GPU with this UUID, as torch reports it; with or without "GPU-".
 
     By UUID, because CUDA_VISIBLE_DEVICES renumbers torch's devices and not NVML's.
     """

@@ -273,3 +273,16 @@ def test_private_members_are_used_where_the_list_says() -> None:
     assert "SLF001" not in options["ignore"]
     listed = {name for name, rules in options["per-file-ignores"].items() if "SLF001" in rules and name != "tests/**"}
     assert using == listed
+
+
+def test_one_module_knows_accelerators() -> None:
+    """No other mentions torch's device modules, or compares the type of a torch device."""
+    named = re.compile(r"torch\.(cuda|xpu|mps|accelerator)\b|device\.type (==|!=|in)|\bget_device_module\b")
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for name, path in sources().items()
+        if name != "autotune.runtime.device"
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if named.search(line)
+    ]
+    assert not found

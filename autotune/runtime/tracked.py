@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -68,6 +69,9 @@ class Tracker(Protocol):
 class Tracked(nn.Parameter):
     """A parameter of the script while steps overlap."""
 
+    plain: type = nn.Parameter
+    """Its class while they do not."""
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -96,18 +100,28 @@ class Tracked(nn.Parameter):
 
 def track(parameter: nn.Parameter, tracker: Tracker) -> None:
     setattr(parameter, _TRACKER, tracker)
-    parameter.__class__ = Tracked
+    parameter.__class__ = _tracked_class(type(parameter))
 
 
 def untrack(parameter: nn.Parameter) -> None:
-    if type(parameter) is Tracked:
-        parameter.__class__ = nn.Parameter  # type: ignore[assignment] # it is one of them
+    if isinstance(parameter, Tracked):
+        parameter.__class__ = parameter.plain  # it is one of them
         delattr(parameter, _TRACKER)
 
 
 def can_track(parameters: Iterable[Tensor]) -> bool:
-    """Whether all are plain parameters; those of another class keep their behaviour."""
-    return all(type(parameter) in (nn.Parameter, Tracked) for parameter in parameters)
+    """Whether all are plain parameters, or hold their values in a way of their own (`__torch_dispatch__`). Those whose class
+    changes what torch functions do keep that behaviour.
+    """
+    disabled = torch._C._disabled_torch_function_impl
+    return all(isinstance(p, Tracked) or type(p).__torch_function__ is disabled for p in parameters)
+
+
+@cache
+def _tracked_class(plain: type) -> type:
+    if plain is nn.Parameter or issubclass(plain, Tracked):
+        return Tracked if plain is nn.Parameter else plain
+    return type(f"Tracked{plain.__name__}", (Tracked, plain), {"plain": plain})
 
 
 def accumulator_of(parameter: Tensor) -> Any:
@@ -124,7 +138,7 @@ def _tracker(parameter: Any) -> Tracker:
 def _tracked_in(values: Any) -> Iterable[Tracked]:
     """At any depth of lists, tuples and dicts."""
     for value in values.values() if isinstance(values, dict) else values:
-        if type(value) is Tracked:
+        if isinstance(value, Tracked):
             yield value
         elif isinstance(value, list | tuple | dict):
             yield from _tracked_in(value)

@@ -24,9 +24,11 @@ def pytest_pycollect_makemodule(module_path: Path, parent: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def _fresh_devices() -> Iterator[None]:
+    from autotune.runtime import device
     from tests.accelerator import counts, devices, races, timeline
 
     devices.set_count(4)
+    device.handle.cache_clear()
     counts.counts.reset()
     yield
     devices.restore()

@@ -39,10 +39,10 @@ def _use_link(line: Line, name: str, uses: list[Any], num_bytes: int) -> None:
 def to_device(destination: DeviceTensor, source: torch.Tensor, *, non_blocking: bool) -> None:
     index = destination.device.index
     line = streams.current_line(index)
-    uses, pinned = [(destination.block, True)], source.is_pinned()
+    uses, pinned = [(destination.block, races.span_of(destination.raw), True)], source.is_pinned()
     if pinned:
         block = block_of(source, None)
-        uses.append((block, False))
+        uses.append((block, races.span_of(source), False))
         _deliver(block, line)
     _use_link(line, "copy to device", uses, source.numel() * source.itemsize)
     destination.raw.copy_(source)
@@ -72,10 +72,10 @@ def _unchanged(source: torch.Tensor, sent: torch.Tensor) -> None:
 def to_host(destination: torch.Tensor, source: DeviceTensor, *, non_blocking: bool) -> None:
     index = source.device.index
     line = streams.current_line(index)
-    uses, late = [(source.block, False)], non_blocking and destination.is_pinned()
+    uses, late = [(source.block, races.span_of(source.raw), False)], non_blocking and destination.is_pinned()
     if late:
         block = block_of(destination, None)
-        uses.append((block, True))
+        uses.append((block, races.span_of(destination), True))
     _use_link(line, "copy to host", uses, source.numel() * source.itemsize)
     if not late:
         host_sync("copy to host", index)
@@ -92,7 +92,12 @@ def between_devices(destination: DeviceTensor, source: DeviceTensor) -> None:
     """On the source's stream, which waits for the destination's; and the other way round afterwards."""
     there, here = streams.current_line(destination.device.index), streams.current_line(source.device.index)
     here.wait(there.point())
-    _use_link(here, "copy", [(source.block, False), (destination.block, True)], source.numel() * source.itemsize)
+    _use_link(
+        here,
+        "copy",
+        [(one.block, races.span_of(one.raw), one is destination) for one in (source, destination)],
+        source.numel() * source.itemsize,
+    )
     destination.raw.copy_(source.raw)
     there.wait(here.point())
 

@@ -13,11 +13,18 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from tests.accelerator import timeline
+from tests.accelerator.counts import thread_name
 from tests.accelerator.devices import Device
 from tests.accelerator.timeline import Key, Line
 
 _enabled = os.environ.get("FGPU_RACES", "1") != "0"
+
+
+Span = tuple[int, int]
+"""The first byte of a part of a storage, and the one after its last."""
 
 
 class RaceError(RuntimeError):
@@ -40,6 +47,8 @@ class Use:
     key: Key
     number: int
     op: str
+    is_engines: bool = False
+    """Whether autograd's thread ran it: its engine keeps gradients for the streams that use them."""
 
     def before(self, line: Line) -> bool:
         return line.clock.get(self.key, 0) >= self.number or line.key == self.key
@@ -58,8 +67,8 @@ class Block:
     def __init__(self, device: Device | None, size: int, line: Line | None) -> None:
         self._device, self._size = device, 0
         self.owner = line.key if line else None
-        self.write: Use | None = None
-        self.reads: dict[Key, Use] = {}
+        self.uses: list[tuple[Span, Use, bool]] = []
+        """What was used last of each part, by which operation, and whether it wrote."""
         self.recorded: set[Key] = set()
         self.deliveries: list[timeline.Delivery] = []
         if device:
@@ -70,28 +79,35 @@ class Block:
         if self._device is None or self.owner is None or not self._size:
             return
         self._device.freed.append(self._size)
-        uses = [*self.reads.values(), *([self.write] if self.write else [])]
-        foreign = [use for use in uses if use.key != self.owner and use.key not in self.recorded]
+        uses = [use for _, use, _ in self.uses]
+        foreign = [use for use in uses if use.key != self.owner and use.key not in self.recorded and not use.is_engines]
         if foreign and _enabled:
             freed.setdefault(self.owner, deque()).append(foreign)
 
-    def touch(self, line: Line, op: str, *, write: bool) -> None:
+    def touch(self, line: Line, op: str, span: Span, *, write: bool) -> None:
         """Record a use by the operation just launched on a stream; raises if it is in no order with the uses before."""
-        use = Use(line.key, line.clock[line.key], op)
+        use = Use(line.key, line.clock[line.key], op, is_engines=thread_name() == "autograd")
         if _enabled:
-            before = [self.write, *self.reads.values()] if write else [self.write]
-            for other in before:
-                if other is not None and not other.before(line):
-                    verb = "writes" if write else "reads"
-                    done = "writes" if other is self.write else "reads"
+            for other_span, other, wrote in self.uses:
+                if (write or wrote) and _overlap(span, other_span) and not other.before(line):
+                    verb, done = ("writes" if is_write else "reads" for is_write in (write, wrote))
                     raise RaceError(
                         f"{use} {verb} the memory that {other} {done}, and does not wait for it: record an event after "
                         "the first and wait for it before the second"
                     )
-        if write:
-            self.write, self.reads = use, {}
-        else:
-            self.reads[line.key] = use
+        kept = [one for one in self.uses if not _replaces((span, use, write), one)]
+        self.uses = [*kept, (span, use, write)]
+
+
+def _overlap(one: Span, other: Span) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def _replaces(later: tuple[Span, Use, bool], earlier: tuple[Span, Use, bool]) -> bool:
+    """Whether what must come after the earlier use follows from the later one."""
+    (span, use, write), (before, other, wrote) = later, earlier
+    covers = span[0] <= before[0] and before[1] <= span[1]
+    return covers and (write or (not wrote and other.key == use.key))
 
 
 def check_freed(line: Line, op: str) -> None:
@@ -106,13 +122,22 @@ def check_freed(line: Line, op: str) -> None:
                 )
 
 
+def span_of(tensor: torch.Tensor) -> Span:
+    """The part of its storage that a tensor reaches."""
+    if not tensor.numel():
+        return (0, 0)
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    first = tensor.storage_offset()
+    return first * tensor.itemsize, (first + last + 1) * tensor.itemsize
+
+
 def forget() -> None:
     """Forget freed memory: between tests."""
     freed.clear()
 
 
-def touch_all(line: Line, op: str, blocks: list[tuple[Any, bool]]) -> None:
+def touch_all(line: Line, op: str, blocks: list[tuple[Any, Span, bool]]) -> None:
     with timeline.LOCK:
         check_freed(line, op)
-        for block, write in blocks:
-            block.touch(line, op, write=write)
+        for block, span, write in blocks:
+            block.touch(line, op, span, write=write)

@@ -56,7 +56,8 @@ def block_of(raw: torch.Tensor, device: int | None, line: Line | None = None) ->
         if block is None:
             block = Block(all_devices[device] if device is not None else None, storage.nbytes(), line)
             if line is not None:
-                block.write = Use(line.key, line.clock.get(line.key, 0), "allocation")
+                use = Use(line.key, line.clock.get(line.key, 0), "allocation")
+                block.uses.append(((0, storage.nbytes()), use, True))
             _blocks[storage._cdata] = block
         return block
 
@@ -267,7 +268,9 @@ def launch(name: str, line: Line, duration_s: float, tensors: list[torch.Tensor]
     line.launch(duration_s)
     counts.launch(name)
     changed = {id(tensor) for tensor in touched}
-    uses = [(each.block, id(each) in changed) for each in tensors if isinstance(each, DeviceTensor)]
+    uses = [
+        (each.block, races.span_of(each.raw), id(each) in changed) for each in tensors if isinstance(each, DeviceTensor)
+    ]
     races.touch_all(line, name, uses)
 
 

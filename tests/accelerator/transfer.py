@@ -146,8 +146,12 @@ class Queue:
             line.clock[line.key] = line.clock.get(line.key, 0) + 1
             counts.launch(operation.name)
             written = {id(tensor.block) for tensor in operation.outputs}
-            uses = [(tensor.block, False) for tensor in operation.inputs if id(tensor.block) not in written]
-            uses += [(tensor.block, True) for tensor in operation.outputs]
+            uses = [
+                (tensor.block, races.span_of(tensor.raw), False)
+                for tensor in operation.inputs
+                if id(tensor.block) not in written
+            ]
+            uses += [(tensor.block, races.span_of(tensor.raw), True) for tensor in operation.outputs]
             races.touch_all(line, operation.name, uses)
             foreign = [each for each in line.pending if each not in own]
             transfer = Transfer(operation, max(line.ready_s, timeline.host.now()), own, foreign)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, Work
 from torch.futures import Future
 
-from autotune.runtime.device import NO_MARK, DeviceHandle, Mark
+from autotune.runtime.device import NO_MARK, DeviceHandle, Mark, handle_of
 from autotune.runtime.transport.traced_group import Delivery, set_recording, taken
 from autotune.runtime.transport.work import FutureWork
 from autotune.runtime.transport.wrapped_group import WrappedGroup
@@ -180,7 +180,7 @@ class StagedGroup(WrappedGroup):
         return whole
 
     def _on_host(self, tensor: Tensor) -> Tensor:
-        return tensor if tensor.device.type == "cpu" else self._device.pinned_like(tensor)
+        return self._device.pinned_like(tensor) if handle_of(tensor).is_accelerator else tensor
 
     def _send_out(self) -> None:
         stream = self._device.new_stream()
