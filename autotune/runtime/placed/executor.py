@@ -9,9 +9,8 @@ the end of the step.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from autotune.profilers.timeline import Span
+from autotune.runtime.device import CPU, Stamp, handle
 from autotune.runtime.emulate.block_pacer import BlockPacer
 from autotune.runtime.placed.batch_cut import BatchCut
 from autotune.runtime.placed.mailbox import Mailbox
@@ -49,6 +49,16 @@ class _Held:
     """Of a split backward."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pass:
+    """A pass of a block in this step."""
+
+    kind: str
+    name: str
+    begun: Stamp
+    ended: Stamp
+
+
 class Executor:
     """One rank of a pipeline. `modules`: of the parts that this rank runs, by name, on `device`."""
 
@@ -71,8 +81,8 @@ class Executor:
         routes = make_routes(program, table)
         self.program, self._tasks = program, routes.tasks[self.rank]
         self._num_microbatches = table.num_microbatches
-        self._device = device or torch.device("cpu")
-        self._mailbox = Mailbox(group, routes.tags, timeout_s=timeout_s, device=self._device)
+        self._device = CPU if device is None else handle(device)
+        self._mailbox = Mailbox(group, routes.tags, timeout_s=timeout_s, device=self._device.device)
         mine = [part for part in program.parts if self.rank in program.devices[part.name]]
         if missing := [part.name for part in mine if part.name not in modules]:
             raise SpecError(f"rank {self.rank} runs parts {', '.join(missing)}, of which no module was given")
@@ -91,9 +101,8 @@ class Executor:
         }
         self._pacer = pacer
         self._held: dict[tuple[str, int], _Held] = {}
-        self._spans: list[Span] = []
-        self._begun_s = 0.0
-        self._loss = 0.0
+        self._passes: list[_Pass] = []
+        self._losses: list[Tensor] = []
         self.results: dict[str, list[Tensor]] = {}
         """Outputs of parts without backward and readers in the last step, per micro-batch."""
 
@@ -102,32 +111,32 @@ class Executor:
     ) -> PipelineStep:
         """Run one step: the gradients of the whole batch replace those in `model`. Every rank passes the same `batch`."""
         cut.check(self.program.num_lanes, self._num_microbatches, len(batch[0]))
-        self._spans, self._loss = [], 0.0
+        self._passes, self._losses = [], []
         self.results = defaultdict(list)
         self.model.zero_grad(set_to_none=True)
-        begin_s = self._begun_s = time.perf_counter()
+        begun = self._device.stamp()
         if self._pacer is not None:
             self._pacer.begin()
         try:
             self._mailbox.begin(cut.samples)
             with watch():
                 self._run(batch, cut)
-            computed_s = time.perf_counter()
+            computed = self._device.stamp()
             self._shared.sum(self._mailbox)
             self._mailbox.finish()
         except BaseException:
             self.close()
             raise
-        end_s = time.perf_counter()
+        end_s = self._device.stamp().seconds
         late_s = self._pacer.late_s if self._pacer is not None else 0.0
         return PipelineStep(
-            begin_s=begin_s,
-            data_s=begin_s,
-            computed_s=computed_s,
+            begin_s=begun.seconds,
+            data_s=begun.seconds,
+            computed_s=computed.seconds,
             reduced_s=end_s,
             end_s=end_s,
-            loss_share=self._loss,
-            spans=tuple(self._spans),
+            loss_share=sum(torch.stack(self._losses).tolist()) if self._losses else 0.0,
+            spans=tuple(self._spans(begun.seconds)),
             late_s=late_s,
         )
 
@@ -145,18 +154,17 @@ class Executor:
                 module.peers = None
 
     def _run(self, batch: Sequence[Tensor], cut: BatchCut) -> None:
-        begun_s = time.perf_counter()
+        begun = ready = self._device.stamp()
         for place, task in enumerate(self._tasks):
             for near in self._tasks[place : place + 2]:
                 self._mailbox.post(near.needs)
-            needed_s = time.perf_counter()
+            needed = self._device.stamp()
             pieces = {message: self._mailbox.take(message) for message in task.needs}
-            ready_s = time.perf_counter()
-            if self._pacer is not None and ready_s - needed_s > _WAIT_S:
+            ready = self._device.stamp()
+            if self._pacer is not None and ready.seconds - needed.seconds > _WAIT_S:
                 self._pacer.wake()
             if task.begins_block:
-                begun_s = ready_s
-                self._note_wait(task, ready_s)
+                begun = ready
             if task.kind == FORWARD:
                 outputs = self._forward(task, pieces, batch, cut)
             else:
@@ -166,34 +174,18 @@ class Executor:
             for message in task.gives:
                 self._mailbox.send(message, outputs(message))
             if task.ends_block:
-                self._note(task, begun_s)
+                kind = FORWARD if task.kind == FORWARD else BACKWARD
+                name = span_name(task.block, task.microbatch)
+                self._passes.append(_Pass(kind=kind, name=name, begun=begun, ended=self._device.stamp()))
 
-    def _note_wait(self, task: Task, ready_s: float) -> None:
-        last_s = self._spans[-1].end_s if self._spans else self._begun_s
-        if ready_s > last_s:
-            wait = Span(
-                rank=self.rank,
-                track="host",
-                kind="wait",
-                op=span_name(task.block, task.microbatch),
-                start_s=last_s,
-                end_s=ready_s,
-            )
-            self._spans.append(wait)
-
-    def _note(self, task: Task, begun_s: float) -> None:
-        kind = FORWARD if task.kind == FORWARD else BACKWARD
-        end_s = time.perf_counter()
-        self._spans.append(
-            Span(
-                rank=self.rank,
-                track="compute",
-                kind=kind,
-                op=span_name(task.block, task.microbatch),
-                start_s=begun_s,
-                end_s=end_s,
-            )
-        )
+    def _spans(self, last_s: float) -> Iterator[Span]:
+        """The passes of this step, and the waits before them."""
+        for one in self._passes:
+            begun_s, ended_s = one.begun.seconds, one.ended.seconds
+            if begun_s > last_s:
+                yield Span(rank=self.rank, track="host", kind="wait", op=one.name, start_s=last_s, end_s=begun_s)
+            yield Span(rank=self.rank, track="compute", kind=one.kind, op=one.name, start_s=begun_s, end_s=ended_s)
+            last_s = ended_s
 
     def _forward(
         self, task: Task, pieces: dict[Message, Tensor], batch: Sequence[Tensor], cut: BatchCut
@@ -203,7 +195,7 @@ class Executor:
         if keeps:
             inputs = tuple(value.requires_grad_() for value in inputs)
         rows = cut.rows(part.lane, task.microbatch)
-        data = [batch[index][rows].to(self._device) for index in part.data]
+        data = [self._device.to_device(batch[index][rows]) for index in part.data]
         given = [*inputs, *data]
         if part.whole == ROWS:
             given = [value.tensor_split(task.num_shards)[task.shard] for value in given]
@@ -214,7 +206,8 @@ class Executor:
         if len(outputs) != part.num_outputs:
             raise SpecError(f"part {part.name!r} gave {len(outputs)} outputs but is said to have {part.num_outputs}")
         if part.loss_weight and task.shard == 0:
-            self._loss += float(outputs[0].detach()) * cut.weight(part.lane, task.microbatch) * part.loss_weight
+            loss = outputs[0].detach().double()
+            self._losses.append(loss * cut.weight(part.lane, task.microbatch) * part.loss_weight)
         if keeps:
             self._held[part.name, task.microbatch] = _Held(inputs=inputs, outputs=outputs, notes=notes)
         elif not task.gives:
