@@ -105,9 +105,10 @@ class Workers:
         self._control.broadcast(order)
         mine = carry_out(order, self._runner, on_step, decide)
         try:
-            return self._control.gather(mine, timeout_s=budget.timeout_s + _GRACE_S) or []
+            found = self._control.gather(to_data(mine), timeout_s=budget.timeout_s + _GRACE_S) or []
         except RankSilentError as error:
             raise LostRankError(Measurement(state=TrialState.FAILED, reason=str(error))) from error
+        return [[from_data(RankOutcome, outcome, f"rank {rank}") for outcome in of] for rank, of in enumerate(found)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,7 +149,7 @@ def dismiss_followers(control: Control, exit_code: int) -> None:
 def follow(control: Control, runner: RankRunner) -> None:
     """Carry out the orders of rank 0 until it ends the job. Raises DismissedError where it ended with an error."""
     while (order := control.broadcast())["do"] != "stop":
-        control.gather(carry_out(order, runner))
+        control.gather(to_data(carry_out(order, runner)))
     runner.close()
     if order["exit_code"]:
         raise DismissedError(order["exit_code"])
