@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autotune.jobs.online_script import script_controller
+from autotune.jobs.rank_start import set_script_threads, take_cores
 from autotune.jobs.script_job import Parallel
 from autotune.jobs.script_plan import check_made_for, check_script_plan, choose_plan
 from autotune.results.judge.wording import local_norms_warning
@@ -97,6 +98,7 @@ def parallelize(  # noqa: PLR0913 - what a script may choose
     )
     shorten_shared_errors()
     control = start_control()
+    set_script_threads(control, take_cores(control))
     chosen, kept = choose_plan(plan, global_batch, control.size)
     check_script_plan(chosen, control.size, allow_lossy=allow_lossy)
     found = load_cluster(cluster).for_ranks(control.size).on_hardware(control.share(processor_name()))

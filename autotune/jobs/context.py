@@ -17,11 +17,13 @@ import torch
 
 from autotune.jobs.job import Job
 from autotune.jobs.loss_checks import check_loss
+from autotune.jobs.rank_start import take_cores, take_devices, take_transports, visible_devices
 from autotune.lab.replay import lab_surroundings
-from autotune.results.store.environment import LAB_VARIABLE, available_cores, processor_name
+from autotune.results.store.environment import LAB_VARIABLE, processor_name
 from autotune.results.store.record import Limit, WorkloadInfo
 from autotune.runtime.control.mpi import Control
 from autotune.runtime.data.batches import batches_of
+from autotune.runtime.device_choice import DeviceChoice, VisibleDevices
 from autotune.runtime.emulate.replay import Replay
 from autotune.runtime.placed.stages import stage_modules
 from autotune.runtime.train.memory import sample_cap, static_bytes
@@ -81,6 +83,8 @@ class JobContext:
     """The training loop, as the workload states it."""
     staged: StagedPlans = NO_STAGES
     """Plans with pipeline stages that a search may choose."""
+    devices: str = ""
+    """How many ranks compute on what, where any has an accelerator; recorded with the study."""
 
     def limit(self) -> Limit | None:
         """The step time no plan can beat, where the cluster file states the devices' speeds."""
@@ -130,9 +134,10 @@ def agreed(control: Control, action: Callable[[], T]) -> T:
 
 def set_up(job: Job, cluster: Cluster, control: Control) -> JobContext:
     """Build the job context of this rank; called by all ranks together."""
-    torch.set_num_threads(max(1, available_cores() // control.size))
+    torch.set_num_threads(take_cores(control))
     workload = agreed(control, lambda: load_workload(job.workload, job.options))
-    torch_device = _torch_device(control, cluster)
+    devices = take_devices(control, VisibleDevices() if cluster.is_emulated else visible_devices())
+    torch_device = _torch_device(devices.ranks[control.rank])
     cluster = cluster.on_hardware(control.share(_hardware(torch_device)))
     graph = agreed(control, lambda: capture_workload(workload, job.seed, name=job.workload))
     loop = loop_of(workload)
@@ -153,7 +158,8 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> JobContext:
     clock = ClockOffset(ahead_s=ahead_s, error_s=error_s)
     runner = RankRunner(workload, groups, rank_context, seed=job.seed, clock=clock, graph=graph)
     gc.freeze()  # these objects stay: the collection after each trial need not visit them
-    on_gpu = all(control.share(torch_device.type == "cuda"))
+    on_gpu = all(choice.type == "cuda" for choice in devices.ranks)
+    transports = ("nccl",) if on_gpu else agreed(control, lambda: take_transports(control, job.transports))
     return JobContext(
         workload=workload,
         info=info,
@@ -164,7 +170,8 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> JobContext:
         runner=runner,
         workers=Workers(control, runner),
         limits=limits,
-        transports=("nccl",) if on_gpu else job.transports,
+        transports=transports,
+        devices=devices.summary if any(choice.index is not None for choice in devices.ranks) else "",
         changing=changing,
         loop=loop,
     )
@@ -273,13 +280,8 @@ def _replay(changing: ChangingCluster | None, groups: Groups, rank: int) -> Repl
     return Replay(changing, rank, surroundings)
 
 
-def _torch_device(control: Control, cluster: Cluster) -> torch.device:
-    if cluster.is_emulated or not torch.cuda.is_available():
-        return torch.device("cpu")
-    local_rank = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", os.environ.get("MPI_LOCALRANKID", str(control.rank))))
-    if local_rank >= torch.cuda.device_count():
-        return torch.device("cpu")
-    return torch.device("cuda", local_rank)
+def _torch_device(choice: DeviceChoice) -> torch.device:
+    return torch.device(choice.type) if choice.index is None else torch.device(choice.type, choice.index)
 
 
 def _hardware(device: torch.device) -> str:

@@ -9,7 +9,7 @@ different host names and see the same device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 CPU = "cpu"
 
@@ -58,6 +58,12 @@ class DeviceChoices:
     def is_mixed(self) -> bool:
         return len({choice.type for choice in self.ranks}) > 1
 
+    @property
+    def summary(self) -> str:
+        """How many ranks compute on what, such as "3 on cuda, 1 on the CPU"; without host names, for records."""
+        kinds = sorted({choice.type for choice in self.ranks}, key=lambda kind: (kind == CPU, kind))
+        return ", ".join(f"{sum(c.type == kind for c in self.ranks)} on {_named(kind)}" for kind in kinds)
+
 
 _Key = tuple[str, ...]
 
@@ -69,11 +75,9 @@ def choose_devices(places: Sequence[RankPlace]) -> DeviceChoices:
     choices = tuple(_choice(place, index) for place, index in zip(places, chosen, strict=True))
     notes = [] if not any(seen) else [_reason(rank, places, seen, chosen) for rank in _left_over(chosen)]
     notes += _unidentified(places)
-    kinds = sorted({choice.type for choice in choices} - {CPU})
-    if kinds and len({choice.type for choice in choices}) > 1:
-        counts = [f"{sum(c.type == kind for c in choices)} on {_named(kind)}" for kind in (*kinds, CPU)]
-        notes.append(f"this is a mixed job of {len(choices)} ranks: {', '.join(c for c in counts if not c.startswith('0 '))}")
-    return DeviceChoices(ranks=choices, notes=tuple(notes))
+    found = DeviceChoices(ranks=choices, notes=tuple(notes))
+    mixed = [f"this is a mixed job of {len(choices)} ranks: {found.summary}"] if found.is_mixed else []
+    return replace(found, notes=(*notes, *mixed))
 
 
 def _keys(place: RankPlace, rank: int, places: Sequence[RankPlace]) -> list[_Key]:
@@ -149,9 +153,7 @@ def _left_over(chosen: Sequence[int | None]) -> list[int]:
     return [rank for rank, index in enumerate(chosen) if index is None]
 
 
-def _reason(
-    rank: int, places: Sequence[RankPlace], seen: Sequence[list[_Key]], chosen: Sequence[int | None]
-) -> str:
+def _reason(rank: int, places: Sequence[RankPlace], seen: Sequence[list[_Key]], chosen: Sequence[int | None]) -> str:
     """Why this rank computes on the CPU in a job in which some rank sees an accelerator."""
     host = places[rank].host
     here = [other for other, place in enumerate(places) if place.host == host]
@@ -167,7 +169,11 @@ def _reason(
     if 1 < len(on_host) < len(here) and set(seen[rank]) == on_host:
         return f"{takes}: the host has {_count(len(on_host))} for {len(here)} ranks"
     owners = {seen[r][index]: r for r, index in enumerate(chosen) if index is not None}
-    taken = [f"{_identity(places[rank], i)} is taken by rank {owners[key]}" for i, key in enumerate(seen[rank]) if key in owners]
+    taken = [
+        f"{_identity(places[rank], i)} is taken by rank {owners[key]}"
+        for i, key in enumerate(seen[rank])
+        if key in owners
+    ]
     return (
         f"{takes}: {' and '.join(taken)}; the host has {_count(len(on_host))} for {len(here)} ranks. One device cannot serve "
         "two ranks: give each rank its own, or start fewer ranks"

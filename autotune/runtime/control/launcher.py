@@ -228,7 +228,9 @@ def _maybe(environment: Mapping[str, str], name: str) -> int | None:
     if name not in environment:
         return None
     if not environment[name].isdigit():
-        raise SpecError(f"{name} is {environment[name]!r}: it must be a whole number: unset it, or start by mpirun, srun or torchrun")
+        raise SpecError(
+            f"{name} is {environment[name]!r}: it must be a whole number: unset it, or start by mpirun, srun or torchrun"
+        )
     return int(environment[name])
 
 

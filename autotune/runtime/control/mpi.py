@@ -120,3 +120,10 @@ class SingleRank(Control):
         from mpi4py import MPI  # noqa: PLC0415 - importing it starts MPI
 
         return MPI.COMM_WORLD
+
+
+def join_mpi() -> tuple[Any, str]:
+    """Join the MPI job of this process: the communicator of all ranks, and the name of the library."""
+    from mpi4py import MPI  # noqa: PLC0415 - importing it joins the job
+
+    return MPI.COMM_WORLD, MPI.Get_library_version().split(",")[0].strip()

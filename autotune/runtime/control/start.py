@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -11,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from autotune.runtime.control.launcher import Launcher, LauncherKind, launcher_of, reporting_rank
-from autotune.runtime.control.mpi import Control, SingleRank
+from autotune.runtime.control.mpi import Control, SingleRank, join_mpi
 from autotune.workloads.errors import AutotuneError, SpecError
 
 if TYPE_CHECKING:
@@ -29,11 +30,17 @@ def start_control() -> Control:
         return _mpi_control(launcher)
     if launcher.size == 1:
         return SingleRank()
-    from autotune.runtime.control.store import leave, start_store_control  # noqa: PLC0415 - loads torch
+    return _store_control(launcher)
+
+
+@functools.cache
+def _store_control(launcher: Launcher) -> StoreControl:
+    """One for the whole process, also where a script makes several jobs: the port and the names of messages are the same."""
+    from autotune.runtime.control.store import start_store_control  # noqa: PLC0415 - loads torch
 
     _die_with_parent()
     control = start_store_control(launcher)
-    atexit.register(leave, control)
+    atexit.register(control.leave)
     _release_when_failing(control)
     return control
 
@@ -45,9 +52,7 @@ def this_launcher() -> Launcher:
 
 def _mpi_control(launcher: Launcher) -> Control:
     _die_with_parent()
-    from mpi4py import MPI  # noqa: PLC0415 - importing it joins the job
-
-    comm = MPI.COMM_WORLD
+    comm, library = join_mpi()
     if comm.Get_size() != launcher.size or comm.Get_rank() != launcher.rank:
         remedy = (
             "start the job by `srun --mpi=pmix` (`srun --mpi=list` shows what Slurm offers), or without MPI by `srun --mpi=none`"
@@ -56,7 +61,7 @@ def _mpi_control(launcher: Launcher) -> Control:
         )
         raise SpecError(
             f"{launcher.kind} has started {launcher.size} ranks, of which this is {launcher.rank}, but the MPI library here "
-            f"({MPI.Get_library_version().split(',')[0].strip()}) finds {comm.Get_size()}: {remedy}"
+            f"({library}) finds {comm.Get_size()}: {remedy}"
         )
     return Control(comm.Dup())
 

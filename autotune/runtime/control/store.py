@@ -36,7 +36,7 @@ _MAX_PIECE_BYTES = 4 * 2**20
 """torch's store refuses values above 8 MiB."""
 _NUM_CLOCK_READINGS = 20
 _BYTES = "__bytes__"
-_ABORT = "abort"
+_ABORT, _LEADER_LEFT = "abort", "leader left"
 
 
 def encode(message: Any) -> bytes:
@@ -68,6 +68,8 @@ class StoreControl(Control):
         self._store = store
         self.rank, self.size = rank, size
         self._num_broadcasts = self._num_gathers = self._num_clocks = 0
+        self.is_leaving = threading.Event()
+        """Set by the main thread, read by the watcher: this rank ends by itself."""
 
     @property
     def comm(self) -> Any:
@@ -110,7 +112,7 @@ class StoreControl(Control):
         for rank in range(1, self.size):
             keys = [f"clock/{self._num_clocks}/{rank}/{number}" for number in range(_NUM_CLOCK_READINGS)]
             if self.is_leader:
-                readings = [self._read_clock(key, rank, clock) for key in keys]
+                readings = [self._read_clock_at(key, rank, clock) for key in keys]
                 self._put(f"{keys[0]}/offset", encode(min(readings, key=lambda reading: reading[1])))
             elif self.rank == rank:
                 for key in keys:
@@ -130,10 +132,26 @@ class StoreControl(Control):
 
     def release(self, exit_code: int) -> None:
         """End every other rank of the job."""
+        self.is_leaving.set()
         with suppress(DistStoreError, DistNetworkError, RuntimeError):
             self._store.set(_ABORT, str(exit_code))
 
-    def _read_clock(self, key: str, rank: int, clock: Callable[[], float]) -> tuple[float, float]:
+    def leave(self) -> None:
+        """Called at the end of the process. Rank 0 may serve the store: it stays until every rank has read its last message
+        and leaves as well, or, where this rank has failed, has had time to read that.
+        """
+        wait_s = _NOTICE_S if self.is_leaving.is_set() else _LEAVE_S
+        self.is_leaving.set()
+        with suppress(DistStoreError, DistNetworkError, RuntimeError):
+            if self.is_leader:
+                self._store.set(_LEADER_LEFT, "")
+            if self._store.add("left", 1) == self.size:
+                self._store.set("all left", "")
+            deadline = time.monotonic() + wait_s
+            while self.is_leader and not self._store.check(["all left"]) and time.monotonic() < deadline:
+                time.sleep(_LONGEST_SLEEP_S)
+
+    def _read_clock_at(self, key: str, rank: int, clock: Callable[[], float]) -> tuple[float, float]:
         begun = clock()
         self._put(key, encode(None))
         theirs = float(self._receive_once(f"{key}/answer", rank=rank))
@@ -167,7 +185,9 @@ class StoreControl(Control):
             count, _, first = self._store.get(key).partition(b":")
             rest = [self._store.get(f"{key}/{number}") for number in range(1, int(count))]
         except DistNetworkError as error:
-            raise RankSilentError(f"the store of the job is gone: rank 0 or its launcher has ended ({error})") from error
+            raise RankSilentError(
+                f"the store of the job is gone: rank 0 or its launcher has ended ({error})"
+            ) from error
         return b"".join([first, *rest]), int(count)
 
     def _drop(self, key: str, num_pieces: int) -> None:
@@ -179,23 +199,13 @@ def start_store_control(launcher: Launcher) -> StoreControl:
     """Meet the other ranks at the store, and watch for their failure."""
     where = launcher.rendezvous
     assert where is not None
-    base = _open(where, serves=launcher.rank == 0 and not where.is_served)
+    base: Any = _open(where, serves=launcher.rank == 0 and not where.is_served)
     store = PrefixStore(f"autotune/{where.name}", base)
     control = StoreControl(store, launcher.rank, launcher.size)
     _check_same_job(store, where, control)
     watched = PrefixStore(f"autotune/{where.name}", base.clone())
-    threading.Thread(target=_watch, args=(watched,), name="autotune-abort", daemon=True).start()
+    threading.Thread(target=_watch, args=(watched, control.is_leaving), name="autotune-abort", daemon=True).start()
     return control
-
-
-def leave(control: StoreControl) -> None:
-    """Rank 0 may serve the store: it stays until every rank has read its last message, and has left as well."""
-    with suppress(DistStoreError, DistNetworkError, RuntimeError):
-        if control._store.add("left", 1) == control.size:
-            control._store.set("all left", "")
-        deadline = time.monotonic() + _LEAVE_S
-        while control.is_leader and not control._store.check(["all left"]) and time.monotonic() < deadline:
-            time.sleep(_LONGEST_SLEEP_S)
 
 
 def _open(where: Rendezvous, *, serves: bool) -> TCPStore:
@@ -251,15 +261,21 @@ def _check_same_job(store: Any, where: Rendezvous, control: StoreControl) -> Non
             "another job has the port: set MASTER_PORT to a free one"
         ) from error
     if size != control.size:
-        raise SpecError(f"rank {control.rank} was started for {control.size} ranks and rank 0 for {size}: restart all of them")
+        raise SpecError(
+            f"rank {control.rank} was started for {control.size} ranks and rank 0 for {size}: restart all of them"
+        )
 
 
-def _watch(store: Any) -> None:
-    """Runs in a thread of its own until the process ends: end it when a rank has failed."""
+def _watch(store: Any, is_leaving: threading.Event) -> None:
+    """Runs in a thread of its own: end the process when a rank has failed, or rank 0 is gone without having left."""
+    exit_code = 1
     try:
         while not store.check([_ABORT]):
-            time.sleep(_WATCH_S)
+            if store.check([_LEADER_LEFT]) or is_leaving.wait(_WATCH_S):
+                return
         exit_code = int(store.get(_ABORT))
     except (DistNetworkError, DistStoreError, RuntimeError, ValueError):
-        return  # the store is gone: the main thread finds out when it needs it
-    os._exit(exit_code)
+        sys.stderr.write("autotune: error: the store of the job is gone: rank 0 or its launcher has ended\n")
+        sys.stderr.flush()
+    if not is_leaving.is_set():
+        os._exit(exit_code)

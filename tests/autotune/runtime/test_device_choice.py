@@ -80,7 +80,9 @@ def test_two_containers_that_see_the_same_accelerator() -> None:
 def test_no_accelerator_on_some_ranks_and_hosts() -> None:
     found = choose_devices([*host("a", visible("A", "B"), NOTHING), *host("b", NOTHING)])
     assert [choice.type for choice in found.ranks] == ["cuda", CPU, CPU]
-    assert found.notes[0].startswith("rank 1 on host a takes the CPU: it sees none of the 2 accelerators that other ranks")
+    assert found.notes[0].startswith(
+        "rank 1 on host a takes the CPU: it sees none of the 2 accelerators that other ranks"
+    )
     assert "CUDA_VISIBLE_DEVICES" in found.notes[0]
     assert found.notes[1] == "rank 2 on host b takes the CPU: the host has no accelerator that torch can use"
 

@@ -65,7 +65,10 @@ def place(found: Launcher) -> tuple[Any, ...]:
         ({}, (LauncherKind.NONE, 0, 1, None, None, False)),
         (BATCH, (LauncherKind.NONE, 0, 1, None, None, False)),
         # nested launchers: the inner one counts
-        (OPEN_MPI | SRUN | {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, (LauncherKind.OPEN_MPI, 3, 4, 1, 2, True)),
+        (
+            OPEN_MPI | SRUN | {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
+            (LauncherKind.OPEN_MPI, 3, 4, 1, 2, True),
+        ),
         (TORCHRUN | SRUN_PMIX | {"SLURM_PROCID": "1", "PMIX_RANK": "1"}, (LauncherKind.TORCHRUN, 3, 4, 1, 2, False)),
         (BATCH | TORCHRUN, (LauncherKind.TORCHRUN, 3, 4, 1, 2, False)),
         # scripts that set torch's variables from those of the launcher
@@ -122,7 +125,10 @@ def test_ranks_of_srun_meet_at_the_first_host_on_a_port_of_the_step() -> None:
         ({"OMPI_COMM_WORLD_RANK": "1"}, ("OMPI_COMM_WORLD_RANK is 1", "OMPI_COMM_WORLD_SIZE is not set")),
         ({"PMI_RANK": "1"}, ("PMI_RANK is 1", "PMI_SIZE is not set")),
         ({"PMIX_RANK": "1"}, ("PMIX_RANK is 1", "srun --mpi=pmix")),
-        ({name: value for name, value in SRUN.items() if name != "SLURM_STEP_NUM_TASKS"}, ("SLURM_STEP_NUM_TASKS is not set",)),
+        (
+            {name: value for name, value in SRUN.items() if name != "SLURM_STEP_NUM_TASKS"},
+            ("SLURM_STEP_NUM_TASKS is not set",),
+        ),
         (SRUN | {"SLURM_STEP_NODELIST": ""}, ("SLURM_STEP_NODELIST is ''", "MASTER_ADDR")),
     ],
 )
