@@ -11,7 +11,8 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -30,6 +31,7 @@ from autotune.runtime.train.memory import sample_cap, static_bytes
 from autotune.runtime.train.tracing import ClockOffset
 from autotune.runtime.train.trainer import RankContext
 from autotune.runtime.transport.groups import Groups
+from autotune.runtime.trial.device_memory import has_own_memory, models_at_once
 from autotune.runtime.trial.runner import RankRunner
 from autotune.runtime.trial.workers import Workers
 from autotune.search.problem import Problem
@@ -144,19 +146,29 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> JobContext:
     info = workload_info(job, workload.global_batch, graph, loop=loop, sync_norm=getattr(workload, "sync_norm", False))
     limits = agreed(control, lambda: job_bounds(workload, graph, cluster, total=workload.global_batch))
     groups = agreed(control, lambda: Groups(control, cluster))
-    rank = control.rank
+    rank, hosts = control.rank, control.share(socket.gethostname())
+    on_host = hosts.count(hosts[rank])
     changing = ChangingCluster(cluster, load_scenario(job.replay)) if job.replay is not None else None
     rank_context = RankContext(
         rank=rank,
         device=cluster.devices[rank],
         torch_device=torch_device,
         graph=graph if cluster.is_emulated else None,
-        is_first_of_host=_first_of_host(control),
+        is_first_of_host=hosts.index(hosts[rank]) == rank,
         replay=agreed(control, lambda: _replay(changing, groups, rank)),
     )
     ahead_s, error_s = control.clock_offset()
     clock = ClockOffset(ahead_s=ahead_s, error_s=error_s)
-    runner = RankRunner(workload, groups, rank_context, seed=job.seed, clock=clock, graph=graph)
+    runner = RankRunner(
+        workload,
+        groups,
+        rank_context,
+        seed=job.seed,
+        clock=clock,
+        graph=graph,
+        share=partial(_share_in_time, control) if any(control.share(has_own_memory(torch_device))) else None,
+        models_at_once=min(control.share(models_at_once(graph.param_bytes, torch_device, ranks_on_host=on_host))),
+    )
     gc.freeze()  # these objects stay: the collection after each trial need not visit them
     on_gpu = all(choice.type == "cuda" for choice in devices.ranks)
     transports = ("nccl",) if on_gpu else agreed(control, lambda: take_transports(control, job.transports))
@@ -266,9 +278,9 @@ def job_bounds(workload: Workload, graph: OpGraph, cluster: Cluster, *, total: i
         raise
 
 
-def _first_of_host(control: Control) -> bool:
-    names = control.share(socket.gethostname())
-    return names.index(names[control.rank]) == control.rank
+def _share_in_time(control: Control, message: Any, timeout_s: float) -> list[Any]:
+    """Every rank's message on every rank; rank 0 raises RankSilentError if one does not answer in time."""
+    return list(control.broadcast(control.gather(message, timeout_s=timeout_s)))
 
 
 def _replay(changing: ChangingCluster | None, groups: Groups, rank: int) -> Replay | None:

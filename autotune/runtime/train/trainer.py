@@ -233,7 +233,7 @@ class Trainer:
         if len(passes) < num_passes:
             idle = self._micro_batches.idle() if must_run else Pass(batch=None)
             passes = [idle] * (num_passes - len(passes)) + passes
-        return [replace(one, batch=_to_device(one.batch, self.rank_context.torch_device)) for one in passes]
+        return [replace(one, batch=to_device(one.batch, self.rank_context.torch_device)) for one in passes]
 
     def _most_passes(self, norms: SyncNorms, own: int) -> int:
         """The largest number of passes of any rank in this step."""
@@ -311,7 +311,8 @@ def needs_norm_group(workload: Workload, plan: Plan) -> bool:
     return synchronises_norms(workload, plan) and plan.comm.is_scheduled
 
 
-def _to_device(batch: Any, device: torch.device) -> Any:
+def to_device(batch: Any, device: torch.device) -> Any:
+    """A batch with its tensors on `device`."""
     if device.type == "cpu":
         return batch
     return torch.utils._pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, batch)
