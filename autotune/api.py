@@ -27,13 +27,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autotune.jobs.online_script import script_controller
-from autotune.jobs.rank_start import set_script_threads, take_cores
 from autotune.jobs.script_job import Parallel
 from autotune.jobs.script_plan import check_made_for, check_script_plan, choose_plan
 from autotune.results.judge.wording import local_norms_warning
 from autotune.results.store.decision import Decision
 from autotune.results.store.environment import processor_name
 from autotune.runtime.control.mpi import Control
+from autotune.runtime.control.rank_start import set_script_threads, take_cores
 from autotune.runtime.control.start import shorten_shared_errors, start_control
 from autotune.runtime.control.step_directives import StepCoordinator
 from autotune.runtime.data.script_data import TrainingData

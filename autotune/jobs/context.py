@@ -18,11 +18,11 @@ import torch
 
 from autotune.jobs.job import Job
 from autotune.jobs.loss_checks import check_loss
-from autotune.jobs.rank_start import take_cores, take_devices, take_transports, visible_devices
 from autotune.lab.replay import lab_surroundings
 from autotune.results.store.environment import LAB_VARIABLE, processor_name
 from autotune.results.store.record import Limit, WorkloadInfo
 from autotune.runtime.control.mpi import Control
+from autotune.runtime.control.rank_start import take_cores, take_devices, take_transports, visible_devices
 from autotune.runtime.data.batches import batches_of
 from autotune.runtime.device_choice import DeviceChoice, VisibleDevices
 from autotune.runtime.emulate.replay import Replay

@@ -2,7 +2,7 @@
 
 Ranks and accelerators are matched so that as many ranks as possible have one of their own; among equals, a rank takes the
 accelerator at its place on the host (its local rank). What is left over computes on the CPU, and is named in a sentence:
-no rank falls back silently. Accelerators are told apart by UUID, over the whole job: two containers of one machine may have
+no rank falls back silently. Accelerators are identified by UUID, over the whole job: two containers of one machine may have
 different host names and see the same device.
 """
 

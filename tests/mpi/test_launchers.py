@@ -48,7 +48,7 @@ def test_a_sweep_under_torchrun(tmp_path: Path) -> None:
     assert all(
         trial["plan"]["comm"]["transport"] == "gloo" for trial in report["trials"] if trial["state"] == "complete"
     )
-    assert "transport mpi is not offered: torchrun has started the job without MPI" in done.err
+    assert "transport mpi is left out: torchrun has started the job without MPI" in done.err
 
 
 FAILING = """

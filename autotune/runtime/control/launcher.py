@@ -51,7 +51,7 @@ class Launcher:
     """The rank's place among those of its host; None where the launcher does not state it."""
     local_size: int | None = None
     speaks_mpi: bool = False
-    """Whether MPI can be started: the launcher offers a process manager to MPI libraries."""
+    """Whether MPI can be started: the launcher has a process manager for MPI libraries."""
     rendezvous: Rendezvous | None = None
     """For a job of several ranks without MPI."""
 

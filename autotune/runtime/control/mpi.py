@@ -27,7 +27,7 @@ class RankSilentError(AutotuneError):
 class Control:
     """The rank of this process, the number of ranks, and their collectives. Called by the main thread of each rank."""
 
-    offers_mpi = True
+    has_mpi = True
     """Whether `comm` can carry tensors as well."""
 
     def __init__(self, comm: Any) -> None:

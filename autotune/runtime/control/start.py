@@ -55,7 +55,7 @@ def _mpi_control(launcher: Launcher) -> Control:
     comm, library = join_mpi()
     if comm.Get_size() != launcher.size or comm.Get_rank() != launcher.rank:
         remedy = (
-            "start the job by `srun --mpi=pmix` (`srun --mpi=list` shows what Slurm offers), or without MPI by `srun --mpi=none`"
+            "start the job by `srun --mpi=pmix` (`srun --mpi=list` shows what Slurm has), or without MPI by `srun --mpi=none`"
             if launcher.kind is LauncherKind.SRUN
             else "use the mpirun of the MPI library that mpi4py loads (`autotune doctor` shows both)"
         )

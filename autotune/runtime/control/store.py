@@ -62,7 +62,7 @@ def decode(data: bytes) -> Any:
 class StoreControl(Control):
     """Control over a store that all ranks reach. Called by the main thread of each rank, the same calls on all ranks."""
 
-    offers_mpi = False
+    has_mpi = False
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self._store = store

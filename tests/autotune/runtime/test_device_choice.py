@@ -87,7 +87,7 @@ def test_no_accelerator_on_some_ranks_and_hosts() -> None:
     assert found.notes[1] == "rank 2 on host b takes the CPU: the host has no accelerator that torch can use"
 
 
-def test_devices_without_uuid_are_told_apart_by_index_or_by_rank() -> None:
+def test_devices_without_uuid_are_identified_by_index_or_by_rank() -> None:
     assert taken(host("a", anonymous(2), anonymous(2))) == [0, 1]
     dealt = choose_devices(host("a", anonymous(1), anonymous(1)))
     assert [choice.index for choice in dealt.ranks] == [0, 0]

@@ -44,7 +44,7 @@ TORCHRUN = {
     "TORCHELASTIC_RESTART_COUNT": "1",
     "TORCHELASTIC_USE_AGENT_STORE": "True",
 }
-BY_HAND = {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+OWN_VARIABLES = {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
 
 
 def place(found: Launcher) -> tuple[Any, ...]:
@@ -61,7 +61,7 @@ def place(found: Launcher) -> tuple[Any, ...]:
         (SRUN_PMIX, (LauncherKind.SRUN, 3, 4, 0, 1, True)),
         (SRUN_PMI2, (LauncherKind.SRUN, 3, 4, 0, 1, True)),
         (TORCHRUN, (LauncherKind.TORCHRUN, 3, 4, 1, 2, False)),
-        (BY_HAND, (LauncherKind.TORCHRUN, 3, 4, None, None, False)),
+        (OWN_VARIABLES, (LauncherKind.TORCHRUN, 3, 4, None, None, False)),
         ({}, (LauncherKind.NONE, 0, 1, None, None, False)),
         (BATCH, (LauncherKind.NONE, 0, 1, None, None, False)),
         # nested launchers: the inner one counts
@@ -72,8 +72,8 @@ def place(found: Launcher) -> tuple[Any, ...]:
         (TORCHRUN | SRUN_PMIX | {"SLURM_PROCID": "1", "PMIX_RANK": "1"}, (LauncherKind.TORCHRUN, 3, 4, 1, 2, False)),
         (BATCH | TORCHRUN, (LauncherKind.TORCHRUN, 3, 4, 1, 2, False)),
         # scripts that set torch's variables from those of the launcher
-        (OPEN_MPI | BY_HAND, (LauncherKind.OPEN_MPI, 3, 4, 1, 2, True)),
-        (SRUN | BY_HAND, (LauncherKind.SRUN, 3, 4, 0, 1, False)),
+        (OPEN_MPI | OWN_VARIABLES, (LauncherKind.OPEN_MPI, 3, 4, 1, 2, True)),
+        (SRUN | OWN_VARIABLES, (LauncherKind.SRUN, 3, 4, 0, 1, False)),
         (SRUN | {"SLURM_STEP_ID": str(0xFFFFFFFA), "SLURM_PROCID": "0"}, (LauncherKind.NONE, 0, 1, None, None, False)),
     ],
 )
@@ -87,9 +87,9 @@ def test_ranks_of_torchrun_meet_at_the_agents_store() -> None:
     where = launcher_of(TORCHRUN).rendezvous
     assert where is not None
     assert (where.address, where.port, where.name, where.is_served) == ("10.0.0.7", 29400, "torchrun.abc.1", True)
-    by_hand = launcher_of(BY_HAND).rendezvous
-    assert by_hand is not None
-    assert not by_hand.is_served
+    own_variables = launcher_of(OWN_VARIABLES).rendezvous
+    assert own_variables is not None
+    assert not own_variables.is_served
 
 
 def test_ranks_of_srun_meet_at_the_first_host_on_a_port_of_the_step() -> None:
@@ -114,14 +114,14 @@ def test_ranks_of_srun_meet_at_the_first_host_on_a_port_of_the_step() -> None:
         (OPEN_MPI | TORCHRUN | {"WORLD_SIZE": "8"}, ("WORLD_SIZE is 8", "OMPI_COMM_WORLD_SIZE is 4", "one launcher")),
         (OPEN_MPI | TORCHRUN | {"RANK": "1"}, ("RANK is 1", "OMPI_COMM_WORLD_RANK is 3", "unset 'RANK'")),
         (MPICH | {"WORLD_SIZE": "8"}, ("WORLD_SIZE is 8", "PMI_SIZE is 4", "mpirun -n N")),
-        (SRUN | BY_HAND | {"WORLD_SIZE": "2", "RANK": "1"}, ("WORLD_SIZE is 2", "SLURM_STEP_NUM_TASKS is 4")),
+        (SRUN | OWN_VARIABLES | {"WORLD_SIZE": "2", "RANK": "1"}, ("WORLD_SIZE is 2", "SLURM_STEP_NUM_TASKS is 4")),
         (SRUN | {"PMIX_RANK": "0"}, ("PMIX_RANK is 0", "SLURM_PROCID is 3", "srun --mpi=pmix")),
         (SRUN | {"PMI_RANK": "3", "PMI_SIZE": "8"}, ("PMI_SIZE is 8", "SLURM_STEP_NUM_TASKS is 4", "unset 'PMI_SIZE'")),
         ({"WORLD_SIZE": "4"}, ("WORLD_SIZE is 4", "RANK is not set", "torchrun")),
         ({"RANK": "1"}, ("RANK is 1", "WORLD_SIZE is not set")),
         ({"RANK": "1", "WORLD_SIZE": "4"}, ("WORLD_SIZE is 4", "MASTER_ADDR is not set")),
-        (BY_HAND | {"RANK": "4"}, ("RANK is 4", "WORLD_SIZE is 4", "0 to 3")),
-        (BY_HAND | {"RANK": "first"}, ("RANK is 'first'", "whole number")),
+        (OWN_VARIABLES | {"RANK": "4"}, ("RANK is 4", "WORLD_SIZE is 4", "0 to 3")),
+        (OWN_VARIABLES | {"RANK": "first"}, ("RANK is 'first'", "whole number")),
         ({"OMPI_COMM_WORLD_RANK": "1"}, ("OMPI_COMM_WORLD_RANK is 1", "OMPI_COMM_WORLD_SIZE is not set")),
         ({"PMI_RANK": "1"}, ("PMI_RANK is 1", "PMI_SIZE is not set")),
         ({"PMIX_RANK": "1"}, ("PMIX_RANK is 1", "srun --mpi=pmix")),

@@ -88,7 +88,7 @@ def test_a_rank_that_does_not_answer() -> None:
 
 def test_transport_mpi_is_refused_by_name() -> None:
     control = StoreControl(None, 0, 2)
-    assert not control.offers_mpi
+    assert not control.has_mpi
     with pytest.raises(SpecError, match=r"transport 'mpi' needs an MPI launcher.*mpirun -n 2"):
         _ = control.comm
 

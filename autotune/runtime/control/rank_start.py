@@ -44,7 +44,7 @@ def take_devices(control: Control, visible: VisibleDevices) -> DeviceChoices:
 
 def take_transports(control: Control, transports: tuple[str, ...]) -> tuple[str, ...]:
     """Those of the transports that this job can open: MPI's only if MPI has started it."""
-    if control.offers_mpi or "mpi" not in transports:
+    if control.has_mpi or "mpi" not in transports:
         return transports
     launcher = launcher_of(os.environ).kind
     others = tuple(name for name in transports if name != "mpi")
@@ -52,7 +52,7 @@ def take_transports(control: Control, transports: tuple[str, ...]) -> tuple[str,
         raise SpecError(
             f"--transports names mpi only, but {launcher} has started the job without MPI: add gloo, or use mpirun"
         )
-    _say(control, [f"transport mpi is not offered: {launcher} has started the job without MPI"])
+    _say(control, [f"transport mpi is left out: {launcher} has started the job without MPI"])
     return others
 
 
