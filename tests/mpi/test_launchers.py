@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi.launch import ROOT, mpirun, torchrun
+from autotune.runtime.control.launch import NO_FABRIC
+from tests.mpi.launch import MPIRUN, ROOT, mpirun, torchrun
 from tests.mpi.test_api import EXAMPLES, plan_file
 
 ENV = {"PYTHONPATH": f"{ROOT}:{EXAMPLES}"}
@@ -95,3 +96,36 @@ def test_an_mpirun_of_another_mpi_than_mpi4py_loads_is_refused(tmp_path: Path) -
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=90, check=False)
     assert "MPICH's mpirun has started 2 ranks, of which this is 0, but the MPI library here (Open MPI" in done.stderr
     assert "finds 1: use the mpirun of the MPI library that mpi4py loads" in done.stderr
+
+
+CORES = """
+import os
+from autotune.runtime.control.rank_start import take_cores
+from autotune.runtime.control.start import start_control
+before = len(os.sched_getaffinity(0))
+threads = take_cores(start_control())
+print(before, len(os.sched_getaffinity(0)), threads)
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_the_binding_that_mpirun_makes_by_default_is_undone_and_one_that_is_asked_for_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "cores.py").write_text(CORES)
+    available = len(os.sched_getaffinity(0))
+
+    def run(*flags: str) -> tuple[str, str]:
+        command = [str(MPIRUN), "-n", "1", *flags, *NO_FABRIC, "--allow-run-as-root", sys.executable, "cores.py"]
+        env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout.strip(), done.stderr
+
+    by_default, said = run()
+    bound = by_default.split()[0]
+    if int(bound) == available:
+        pytest.skip(f"this mpirun binds a rank to all {available} cores")
+    assert by_default == f"{bound} {available} {available}"
+    assert "undone" in said
+    asked, said = run("--bind-to", "core")
+    assert asked == f"{bound} {bound} {bound}"
+    assert "as --bind-to asks" in said

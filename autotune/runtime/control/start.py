@@ -40,7 +40,7 @@ def _store_control(launcher: Launcher) -> StoreControl:
 
     _die_with_parent()
     control = start_store_control(launcher)
-    atexit.register(control.leave)
+    atexit.register(control.leave_store)
     _release_when_failing(control)
     return control
 

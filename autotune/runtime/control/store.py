@@ -7,8 +7,6 @@ thread of every other rank looks for that key and ends its process, whatever its
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import socket
 import sys
@@ -23,6 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import DistNetworkError, DistStoreError
 
 from autotune.runtime.control.launcher import Launcher, Rendezvous
+from autotune.runtime.control.messages import decode, encode
 from autotune.runtime.control.mpi import Control, RankSilentError
 from autotune.workloads.errors import SpecError
 
@@ -35,28 +34,7 @@ _LEAVE_S, _NOTICE_S = 5.0, 0.5
 _MAX_PIECE_BYTES = 4 * 2**20
 """torch's store refuses values above 8 MiB."""
 _NUM_CLOCK_READINGS = 20
-_BYTES = "__bytes__"
 _ABORT, _LEADER_LEFT = "abort", "leader left"
-
-
-def encode(message: Any) -> bytes:
-    """A message as JSON; bytes within it in base64. Raises TypeError for anything else."""
-
-    def as_data(value: Any) -> Any:
-        if isinstance(value, bytes | bytearray | memoryview):
-            return {_BYTES: base64.b64encode(value).decode()}
-        raise TypeError(f"a control message cannot hold a {type(value).__name__}")
-
-    return json.dumps(message, default=as_data).encode()
-
-
-def decode(data: bytes) -> Any:
-    """The message of `encode`. Tuples have become lists."""
-
-    def as_value(found: dict[str, Any]) -> Any:
-        return base64.b64decode(found[_BYTES]) if found.keys() == {_BYTES} else found
-
-    return json.loads(data, object_hook=as_value)
 
 
 class StoreControl(Control):
@@ -136,7 +114,7 @@ class StoreControl(Control):
         with suppress(DistStoreError, DistNetworkError, RuntimeError):
             self._store.set(_ABORT, str(exit_code))
 
-    def leave(self) -> None:
+    def leave_store(self) -> None:
         """Called at the end of the process. Rank 0 may serve the store: it stays until every rank has read its last message
         and leaves as well, or, where this rank has failed, has had time to read that.
         """

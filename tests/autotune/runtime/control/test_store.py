@@ -18,7 +18,8 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from autotune.runtime.control import store as module
 from autotune.runtime.control.launcher import Launcher, LauncherKind, Rendezvous
 from autotune.runtime.control.mpi import RankSilentError
-from autotune.runtime.control.store import StoreControl, decode, encode, start_store_control
+from autotune.runtime.control.messages import decode, encode
+from autotune.runtime.control.store import StoreControl, start_store_control
 from autotune.workloads.errors import SpecError
 
 ROOT = Path(__file__).parents[4]
@@ -37,9 +38,9 @@ def on_ranks(size: int, program: Callable[[StoreControl], Any]) -> list[Any]:
 
 
 def test_messages_are_json_and_bytes() -> None:
-    message = {"plan": [1, 2.5, None, "ü"], "raw": b"\x00\xff" * 3, "deep": [{"x": memoryview(b"ab")}]}
-    assert decode(encode(message)) == {"plan": [1, 2.5, None, "ü"], "raw": b"\x00\xff" * 3, "deep": [{"x": b"ab"}]}
-    with pytest.raises(TypeError, match="cannot hold a object"):
+    message = {"plan": [1, 2.5, None, "ü"], "raw": b"\x00\xff" * 3, "deep": [{"x": b"ab"}]}
+    assert decode(encode(message)) == message
+    with pytest.raises(TypeError, match="holds a object"):
         encode({"x": object()})
 
 
