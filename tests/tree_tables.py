@@ -54,6 +54,7 @@ COVERS: dict[str, tuple[str, ...]] = {
         "autotune/runtime/codecs/factory.py",
     ),
     "autotune/runtime/control/test_launcher.py": ("autotune/runtime/control/slurm.py",),
+    "autotune/runtime/control/test_store.py": ("autotune/runtime/control/messages.py",),
     "autotune/runtime/data/test_batch_request.py": ("autotune/runtime/data/loader_parts.py",),
     "autotune/runtime/data/test_resplit.py": (
         "autotune/runtime/data/dealing.py",

@@ -62,7 +62,6 @@ class Launcher:
 
 _OPEN_MPI_RANK, _OPEN_MPI_SIZE = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
 _RANKS = (_OPEN_MPI_RANK, "RANK", "PMI_RANK", "PMIX_RANK", slurm.RANK)
-_SIZES = (_OPEN_MPI_SIZE, "PMI_SIZE", "PMIX_SIZE")
 _AGENT = "TORCHELASTIC_RUN_ID"
 _NOT_BOTH = "one launcher starts the ranks: use either `mpirun -n N` or `torchrun --nproc-per-node N`, or unset {!r}"
 
@@ -71,6 +70,8 @@ def launcher_of(environment: Mapping[str, str]) -> Launcher:
     """The launcher of the process with this environment. Raises SpecError where variables contradict each other."""
     if _OPEN_MPI_SIZE in environment or _OPEN_MPI_RANK in environment:
         found = _open_mpi(environment)
+    elif _is_in_shell(environment):
+        return _torchrun(environment)
     elif _has_torch_agent(environment) and slurm.is_step(environment):
         return _torchrun(environment)  # the other variables are those of the agent
     elif slurm.is_step(environment):
@@ -95,7 +96,9 @@ def reporting_rank(environment: Mapping[str, str]) -> int:
 
 def is_launched(environment: Mapping[str, str]) -> bool:
     """Whether a launcher has started this process, contradictions or not."""
-    names = [name for name in (*_RANKS, *_SIZES) if name != slurm.RANK]
+    names = (_OPEN_MPI_RANK, _OPEN_MPI_SIZE, "RANK")
+    if not _is_in_shell(environment):
+        names += ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "PMIX_SIZE")
     return slurm.is_step(environment) or any(environment.get(name, "").isdigit() for name in names)
 
 
@@ -198,6 +201,11 @@ def _torchrun(environment: Mapping[str, str]) -> Launcher:
         local_size=_maybe(environment, "LOCAL_WORLD_SIZE"),
         rendezvous=where if size > 1 else None,
     )
+
+
+def _is_in_shell(environment: Mapping[str, str]) -> bool:
+    """Whether the variables of PMI are those of a shell that `srun` has started, and no launcher has followed."""
+    return slurm.is_alone(environment) and environment.get("PMI_SIZE", "1") == "1"
 
 
 def _has_torch_agent(environment: Mapping[str, str]) -> bool:

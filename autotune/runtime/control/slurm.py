@@ -37,7 +37,16 @@ class Step:
 
 
 def is_step(environment: Mapping[str, str]) -> bool:
-    """Whether `srun` has started the process."""
+    """Whether `srun` has started the process as one of several."""
+    return _has_step(environment) and environment.get(SIZE) != "1"
+
+
+def is_alone(environment: Mapping[str, str]) -> bool:
+    """Whether `srun` has started one process: the shell of `srun --pty`, from which launchers may be started."""
+    return _has_step(environment) and environment.get(SIZE) == "1"
+
+
+def _has_step(environment: Mapping[str, str]) -> bool:
     step = environment.get(STEP, "")
     return step.isdigit() and int(step) < _LAST_STEP and environment.get(RANK, "").isdigit()
 

@@ -44,6 +44,11 @@ TORCHRUN = {
     "TORCHELASTIC_RESTART_COUNT": "1",
     "TORCHELASTIC_USE_AGENT_STORE": "True",
 }
+SHELL = (
+    SRUN_PMI2
+    | SRUN_PMIX
+    | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "PMI_RANK": "0", "PMI_SIZE": "1", "PMIX_RANK": "0"}
+)
 OWN_VARIABLES = {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
 
 
@@ -71,6 +76,11 @@ def place(found: Launcher) -> tuple[Any, ...]:
         ),
         (TORCHRUN | SRUN_PMIX | {"SLURM_PROCID": "1", "PMIX_RANK": "1"}, (LauncherKind.TORCHRUN, 3, 4, 1, 2, False)),
         (BATCH | TORCHRUN, (LauncherKind.TORCHRUN, 3, 4, 1, 2, False)),
+        # in the shell of `srun --pty`
+        (SHELL, (LauncherKind.NONE, 0, 1, None, None, False)),
+        (SHELL | MPICH, (LauncherKind.MPICH, 3, 4, 1, 2, True)),
+        (SHELL | OPEN_MPI, (LauncherKind.OPEN_MPI, 3, 4, 1, 2, True)),
+        (SHELL | TORCHRUN, (LauncherKind.TORCHRUN, 3, 4, 1, 2, False)),
         # scripts that set torch's variables from those of the launcher
         (OPEN_MPI | OWN_VARIABLES, (LauncherKind.OPEN_MPI, 3, 4, 1, 2, True)),
         (SRUN | OWN_VARIABLES, (LauncherKind.SRUN, 3, 4, 0, 1, False)),
