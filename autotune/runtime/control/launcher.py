@@ -96,7 +96,7 @@ def reporting_rank(environment: Mapping[str, str]) -> int:
 
 def is_launched(environment: Mapping[str, str]) -> bool:
     """Whether a launcher has started this process, contradictions or not."""
-    names = (_OPEN_MPI_RANK, _OPEN_MPI_SIZE, "RANK")
+    names = [_OPEN_MPI_RANK, _OPEN_MPI_SIZE, "RANK"]
     if not _is_in_shell(environment):
         names += ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "PMIX_SIZE")
     return slurm.is_step(environment) or any(environment.get(name, "").isdigit() for name in names)
