@@ -50,6 +50,10 @@ def test_devices_are_chosen_together_and_what_is_unusual_is_said_once(caplog: py
     assert [choice.index for choice in choices.ranks] == [0, None]
     assert choices.summary == "1 on cuda, 1 on the CPU"
     assert len(caplog.records) == 2
+    other = Pair(theirs)
+    other.rank = 1
+    take_devices(other, one)
+    assert len(caplog.records) == 2
     assert "rank 1 on host" in caplog.text
     assert "takes the CPU" in caplog.text
 

@@ -135,23 +135,23 @@ print(control.share([control.rank, control.size]), flush=True)
 if sys.argv[1] == "aborts":
     if control.rank == 1:
         control.abort(7)
-    time.sleep(60)  # in no call of ours
+    time.sleep(600)  # in no call of ours
 if sys.argv[1] == "raises":
     if control.rank == 0:
         raise ValueError("out of luck")
-    time.sleep(60)
+    time.sleep(600)
 if sys.argv[1] == "dies":
     if control.rank == 0:
         os._exit(1)
-    time.sleep(60)
+    time.sleep(600)
 if sys.argv[1] == "big":
     assert start_control() is control
     control.broadcast("x" * 20_000_000)
 """
 
 
-def slurm_job(how: str, size: int = 2) -> list[tuple[int, str, str, float]]:
-    """A program on ranks that find each other as under srun without MPI; code, output, errors and seconds of each."""
+def slurm_job(how: str, size: int = 2) -> list[tuple[int, str, str]]:
+    """A program on ranks that find each other as under srun without MPI; code, output and errors of each."""
     step = {
         "SLURM_JOB_ID": "7",
         "SLURM_STEP_ID": "1",
@@ -161,14 +161,13 @@ def slurm_job(how: str, size: int = 2) -> list[tuple[int, str, str, float]]:
         "MASTER_PORT": str(free_port()),
         "PYTHONPATH": str(ROOT),
     }
-    begun = time.monotonic()
 
-    def run(rank: int) -> tuple[int, str, str, float]:
+    def run(rank: int) -> tuple[int, str, str]:
         env = os.environ | step | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
         done = subprocess.run(
             [sys.executable, "-c", RANK, how], env=env, capture_output=True, text=True, timeout=60, check=False
         )
-        return done.returncode, done.stdout, done.stderr, time.monotonic() - begun
+        return done.returncode, done.stdout, done.stderr
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(run, range(size)))
@@ -176,7 +175,7 @@ def slurm_job(how: str, size: int = 2) -> list[tuple[int, str, str, float]]:
 
 def test_ranks_without_a_launchers_store_meet_and_leave_together() -> None:
     """Rank 0 serves the store and has the shortest way out; no rank loses its last message."""
-    for code, out, err, _ in slurm_job("big"):
+    for code, out, err in slurm_job("big"):
         assert (code, out) == (0, "[[0, 2], [1, 2]]\n"), err
 
 
@@ -187,4 +186,3 @@ def test_a_rank_that_fails_ends_the_others_at_once(how: str, expected: int) -> N
     found = slurm_job(how)
     assert [code for code, *_ in found] == [expected, expected]
     assert ("ValueError: out of luck" in found[0][2]) == (how == "raises")
-    assert max(seconds for *_, seconds in found) < 30  # the other rank would sleep for a minute
