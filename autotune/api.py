@@ -8,7 +8,7 @@
             loss_fn(model(inputs), targets).backward()
             optimizer.step()
 
-Start it as `mpirun -n N python script.py`; without mpirun it is a job of one process. The loss is the mean over the samples
+Start it as `mpirun -n N python script.py`, or by `torchrun` or `srun`; without a launcher it is a job of one process. The loss is the mean over the samples
 of a rank's batch. Ranks may have batches of different sizes; the result is that of one process on the whole batch. Models
 and optimizers stay your own objects, with their state dicts (docs/your-script.md).
 """
@@ -32,7 +32,9 @@ from autotune.jobs.script_plan import check_made_for, check_script_plan, check_t
 from autotune.results.judge.wording import local_norms_warning
 from autotune.results.store.decision import Decision
 from autotune.results.store.environment import processor_name
-from autotune.runtime.control.mpi import Control, check_launcher, shorten_shared_errors, start_control
+from autotune.runtime.control.mpi import Control
+from autotune.runtime.control.rank_start import set_script_threads, take_cores
+from autotune.runtime.control.start import shorten_shared_errors, start_control
 from autotune.runtime.control.step_directives import StepCoordinator
 from autotune.runtime.data.script_data import TrainingData
 from autotune.runtime.device import CPU, DeviceHandle, handle
@@ -88,7 +90,6 @@ def parallelize(  # noqa: PLR0913 - what a script may choose
     This does not change what is computed (docs/online.md). `allow_lossy`: accept a plan that changes what is computed.
     `force`: accept a plan that was made for another model or cluster.
     """
-    check_launcher()
     models = _listed(model, nn.Module, "model")
     script = _Script(
         models=models,
@@ -97,8 +98,9 @@ def parallelize(  # noqa: PLR0913 - what a script may choose
         seed=seed,
         sync_norm=sync_norm,
     )
-    control = start_control()
     shorten_shared_errors()
+    control = start_control()
+    set_script_threads(control, take_cores(control))
     device = script.device
     accelerators = control.share(device.device.type if device.is_accelerator else "")
     transport = transports_for(accelerators, cpu_transports())[0]

@@ -53,6 +53,8 @@ COVERS: dict[str, tuple[str, ...]] = {
         "autotune/runtime/codecs/error_feedback.py",
         "autotune/runtime/codecs/factory.py",
     ),
+    "autotune/runtime/control/test_launcher.py": ("autotune/runtime/control/slurm.py",),
+    "autotune/runtime/control/test_store.py": ("autotune/runtime/control/messages.py",),
     "autotune/runtime/data/test_batch_request.py": ("autotune/runtime/data/loader_parts.py",),
     "autotune/runtime/data/test_resplit.py": (
         "autotune/runtime/data/dealing.py",
@@ -108,6 +110,10 @@ COVERS: dict[str, tuple[str, ...]] = {
     ),
     "autotune/runtime/transport/test_group_cache.py": ("autotune/runtime/transport/groups.py",),
     "autotune/runtime/transport/test_shard_group.py": ("autotune/runtime/transport/traced_group.py",),
+    "autotune/runtime/trial/test_device_memory.py": (
+        "autotune/runtime/trial/interleaved.py",
+        "autotune/runtime/trial/local_step.py",
+    ),
     "autotune/schedule/test_period.py": (
         "autotune/schedule/greedy.py",
         "autotune/schedule/grid.py",
@@ -176,6 +182,7 @@ COVERS: dict[str, tuple[str, ...]] = {
         "autotune/runtime/trial/outcome.py",
         "autotune/runtime/trial/workers.py",
     ),
+    "mpi/test_launchers.py": ("autotune/runtime/control/start.py",),
     "mpi/test_online.py": (
         "autotune/jobs/online_job.py",
         "autotune/jobs/online_script.py",

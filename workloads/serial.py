@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import hashlib
 import json
 import types
@@ -90,7 +91,7 @@ def _key(kind: Any, key: str, where: str) -> Any:
 
 def _dataclass(kind: Any, data: Any, where: str) -> Any:
     _expect(isinstance(data, dict), "a table", data, where)
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     fields = {_stored(field): field for field in dataclasses.fields(kind)}
     for key in data:
         if key not in fields:
@@ -102,6 +103,11 @@ def _dataclass(kind: Any, data: Any, where: str) -> Any:
     return kind(
         **{fields[key].name: _convert(hints[fields[key].name], value, f"{where}.{key}") for key, value in data.items()}
     )
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _expect(holds: bool, rule: str, data: Any, where: str) -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 from autotune.results.store.environment import available_cores, processor_name
 from autotune.results.store.store import writable_folder
 from autotune.runtime.control.launch import find_mpirun, mpi_flavour
+from autotune.runtime.control.launcher import LauncherKind, launcher_of
 from autotune.workloads.cluster import cluster_names
-from autotune.workloads.errors import StoreError
+from autotune.workloads.errors import SpecError, StoreError
 
 _PROBE_S = 60
 
@@ -35,6 +36,7 @@ def examine(results: Path, num_ranks: int) -> list[Finding]:
     """Every check, in the order in which a user would meet the problems."""
     checks: tuple[Callable[[], list[Finding]], ...] = (
         _python,
+        _launcher,
         _mpi,
         _torch,
         _gpus,
@@ -57,6 +59,19 @@ def _python() -> list[Finding]:
             )
         ]
     return [Finding(what="Python", state="ok", detail=f"{sys.version.split()[0]}, optuna {metadata.version('optuna')}")]
+
+
+def _launcher() -> list[Finding]:
+    """What has started this process, and whether its variables contradict each other."""
+    try:
+        found = launcher_of(os.environ)
+    except SpecError as error:
+        what, _, remedy = str(error).partition(": ")
+        return [Finding(what="launcher", state="problem", detail=what, fix=remedy)]
+    if found.kind is LauncherKind.NONE:
+        return [Finding(what="launcher", state="ok", detail="none: a job of one rank, or of N with --ranks N")]
+    how = "with MPI" if found.speaks_mpi else "without MPI: transport mpi is left out"
+    return [Finding(what="launcher", state="ok", detail=f"{found.kind}, rank {found.rank} of {found.size}, {how}")]
 
 
 def _mpi() -> list[Finding]:

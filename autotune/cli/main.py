@@ -16,7 +16,7 @@ from autotune.cli.parser import build_parser
 from autotune.jobs.job import ProfileJob, RaceJob, SweepJob, TrainJob
 from autotune.jobs.question import Aim, Question
 from autotune.results.store.command_line import default_results
-from autotune.runtime.control.mpi import launched_rank
+from autotune.runtime.control.launcher import reporting_rank
 from autotune.workloads.errors import AutotuneError
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ _REPORT_S = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the console script; returns the exit code. Under mpirun only rank 0 prints."""
+    """Entry point of the console script; returns the exit code. Of several ranks only rank 0 prints."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not launched_rank():
+    if not reporting_rank(os.environ):
         return _run(arguments)
     try:
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # noqa: PTH123 - not a path of ours
@@ -46,7 +46,7 @@ def _run(arguments: list[str], parser_errors: TextIO | None = None) -> int:
             options = build_parser().parse_args(arguments)
         return int(COMMANDS[options.subcommand](options, arguments))
     except AutotuneError as error:
-        if launched_rank():
+        if reporting_rank(os.environ):
             time.sleep(_REPORT_S)
         else:
             sys.stderr.write(f"autotune: error: {error}\n")

@@ -21,7 +21,9 @@ from autotune.cli.terminal import STDERR
 from autotune.jobs.job import Job, check_job, check_started
 from autotune.results.store.environment import available_cores
 from autotune.runtime.control.launch import become, mpirun_command
-from autotune.runtime.control.mpi import Control, launched_ranks, start_control
+from autotune.runtime.control.launcher import is_launched
+from autotune.runtime.control.mpi import Control
+from autotune.runtime.control.start import start_control
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.errors import AutotuneError
 
@@ -46,7 +48,7 @@ class Launch:
 
 def run_on_ranks(job: Job, launch: Launch, body: Body) -> int:
     """Start mpirun with --ranks; otherwise run `body` as one rank of the job. Returns the exit code of this rank."""
-    if launch.num_ranks is not None and launched_ranks() is None:
+    if launch.num_ranks is not None and not is_launched(os.environ):
         check_job(job, launch.num_ranks)
         command = mpirun_command(
             launch.num_ranks, launch.arguments, num_cores=available_cores(), is_root=os.geteuid() == 0
@@ -73,7 +75,7 @@ def _leave_together(control: Control) -> None:
     if control.is_leader:
         sys.stdout.flush()
         sys.stderr.flush()
-        time.sleep(_FORWARD_S if launched_ranks() else 0.0)
+        time.sleep(_FORWARD_S if is_launched(os.environ) else 0.0)
     control.broadcast()
 
 
@@ -92,7 +94,7 @@ def _check_on_rank_0(job: Job, control: Control) -> tuple[Cluster, ...]:
             raise _RefusedError(exit_code)
         return check_job(job, control.size)
     try:
-        if launched_ranks() is None and control.size == 1:
+        if not is_launched(os.environ):
             check_started(job)
         clusters = check_job(job, control.size)
     except AutotuneError as error:
@@ -151,4 +153,4 @@ def write_json_document(data: Any) -> None:
     for start in range(0, len(text), _CHUNK):
         sys.stdout.write(text[start : start + _CHUNK])
         sys.stdout.flush()
-        time.sleep(_CHUNK_S if launched_ranks() else 0.0)
+        time.sleep(_CHUNK_S if is_launched(os.environ) else 0.0)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from autotune.runtime.control.mpi import launched_ranks
+from autotune.runtime.control.launcher import is_launched
 
 STDOUT, STDERR = 1, 2
 
@@ -24,14 +24,14 @@ def is_terminal(stream: int) -> bool:
     """Whether STDOUT or STDERR ends on a user's terminal."""
     if os.environ.get("CI") or os.environ.get("TERM") == "dumb":
         return False
-    if launched_ranks() is None:
+    if not is_launched(os.environ):
         return os.isatty(stream)
     return _launcher_terminal(stream) is not None
 
 
 def terminal_width(stream: int) -> int | None:
     """Columns of that terminal, where they can be read."""
-    path = _launcher_terminal(stream) if launched_ranks() is not None else None
+    path = _launcher_terminal(stream) if is_launched(os.environ) else None
     try:
         if path is None:
             return os.get_terminal_size(stream).columns if os.isatty(stream) else None

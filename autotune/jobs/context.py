@@ -11,24 +11,28 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
 
 from autotune.jobs.job import Job
 from autotune.jobs.loss_checks import check_loss
 from autotune.lab.replay import lab_surroundings
-from autotune.results.store.environment import LAB_VARIABLE, available_cores, processor_name
+from autotune.results.store.environment import LAB_VARIABLE, processor_name
 from autotune.results.store.record import Limit, WorkloadInfo
 from autotune.runtime import device as devices
 from autotune.runtime.control.mpi import Control
+from autotune.runtime.control.rank_start import take_cores, take_devices, take_transports
 from autotune.runtime.data.batches import batches_of
+from autotune.runtime.device_choice import VisibleDevices
 from autotune.runtime.emulate.replay import Replay
 from autotune.runtime.placed.stages import stage_modules
 from autotune.runtime.train.memory import sample_cap, static_bytes
 from autotune.runtime.train.tracing import ClockOffset
 from autotune.runtime.train.trainer import RankContext
 from autotune.runtime.transport.groups import Groups
+from autotune.runtime.trial.device_memory import has_own_memory, models_at_once
 from autotune.runtime.trial.runner import RankRunner
 from autotune.runtime.trial.workers import Workers
 from autotune.search.problem import Problem
@@ -83,6 +87,8 @@ class JobContext:
     """The training loop, as the workload states it."""
     staged: StagedPlans = NO_STAGES
     """Plans with pipeline stages that a search may choose."""
+    devices: str = ""
+    """How many ranks compute on what, where any has an accelerator; recorded with the study."""
 
     def limit(self) -> Limit | None:
         """The step time no plan can beat, where the cluster file states the devices' speeds."""
@@ -132,32 +138,44 @@ def agreed(control: Control, action: Callable[[], T]) -> T:
 
 def set_up(job: Job, cluster: Cluster, control: Control) -> JobContext:
     """Build the job context of this rank; called by all ranks together."""
-    torch.set_num_threads(max(1, available_cores() // control.size))
+    torch.set_num_threads(take_cores(control))
     workload = agreed(control, lambda: load_workload(job.workload, job.options))
-    torch_device = _torch_device(control, cluster)
-    device = devices.handle(torch_device)
+    visible = VisibleDevices() if cluster.is_emulated else devices.visible()
+    choices = take_devices(control, visible)
+    device = devices.take(choices.ranks[control.rank].index)
     cluster = cluster.on_hardware(control.share(device.hardware or processor_name()))
     graph = agreed(control, lambda: capture_workload(workload, job.seed, name=job.workload))
     loop = loop_of(workload)
     info = workload_info(job, workload.global_batch, graph, loop=loop, sync_norm=getattr(workload, "sync_norm", False))
     limits = agreed(control, lambda: job_bounds(workload, graph, cluster, total=workload.global_batch))
     groups = agreed(control, lambda: Groups(control, cluster, device))
-    accelerators = control.share(device.device.type if device.is_accelerator else "")
-    rank = control.rank
+    accelerators = [choice.type if choice.index is not None else "" for choice in choices.ranks]
+    rank, hosts = control.rank, control.share(socket.gethostname())
+    on_host = hosts.count(hosts[rank])
     changing = ChangingCluster(cluster, load_scenario(job.replay)) if job.replay is not None else None
     rank_context = RankContext(
         rank=rank,
         device=cluster.devices[rank],
-        torch_device=torch_device,
+        torch_device=device.device,
         graph=graph if cluster.is_emulated else None,
-        is_first_of_host=_first_of_host(control),
+        is_first_of_host=hosts.index(hosts[rank]) == rank,
         on_accelerators=any(accelerators),
         replay=agreed(control, lambda: _replay(changing, groups, rank)),
     )
     ahead_s, error_s = control.clock_offset()
     clock = ClockOffset(ahead_s=ahead_s, error_s=error_s)
-    runner = RankRunner(workload, groups, rank_context, seed=job.seed, clock=clock, graph=graph)
+    runner = RankRunner(
+        workload,
+        groups,
+        rank_context,
+        seed=job.seed,
+        clock=clock,
+        graph=graph,
+        share=partial(_share_in_time, control) if any(control.share(has_own_memory(device))) else None,
+        models_at_once=min(control.share(models_at_once(graph.param_bytes, device, ranks_on_host=on_host))),
+    )
     gc.freeze()  # these objects stay: the collection after each trial need not visit them
+    on_host_transports = agreed(control, lambda: take_transports(control, job.transports))
     return JobContext(
         workload=workload,
         info=info,
@@ -168,7 +186,8 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> JobContext:
         runner=runner,
         workers=Workers(control, runner),
         limits=limits,
-        transports=transports_for(accelerators, job.transports),
+        transports=transports_for(accelerators, on_host_transports),
+        devices=choices.summary if any(accelerators) else "",
         changing=changing,
         loop=loop,
     )
@@ -263,9 +282,9 @@ def job_bounds(workload: Workload, graph: OpGraph, cluster: Cluster, *, total: i
         raise
 
 
-def _first_of_host(control: Control) -> bool:
-    names = control.share(socket.gethostname())
-    return names.index(names[control.rank]) == control.rank
+def _share_in_time(control: Control, message: Any, timeout_s: float) -> list[Any]:
+    """Every rank's message on every rank; rank 0 raises RankSilentError if one does not answer in time."""
+    return list(control.broadcast(control.gather(message, timeout_s=timeout_s)))
 
 
 def _replay(changing: ChangingCluster | None, groups: Groups, rank: int) -> Replay | None:
@@ -275,10 +294,3 @@ def _replay(changing: ChangingCluster | None, groups: Groups, rank: int) -> Repl
     if changing.cluster.in_lab:
         surroundings = lab_surroundings(os.environ[LAB_VARIABLE], changing.cluster, rank)
     return Replay(changing, rank, surroundings)
-
-
-def _torch_device(control: Control, cluster: Cluster) -> torch.device:
-    if cluster.is_emulated or not devices.visible().names:
-        return torch.device("cpu")
-    local_rank = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", os.environ.get("MPI_LOCALRANKID", str(control.rank))))
-    return devices.take(local_rank if local_rank < len(devices.visible()) else None)

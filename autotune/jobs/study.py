@@ -66,7 +66,7 @@ def open_study(
         cluster=context.cluster,
         space=space.describe() | {"sampler": job.sampler},
         seed=job.seed,
-        environment=describe_environment(),
+        environment=describe_environment() | ({"devices": context.devices} if context.devices else {}),
         command=job.command,
         created_at=now(),
         limit=context.limit(),

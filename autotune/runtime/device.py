@@ -23,23 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autotune.runtime.device_choice import VisibleDevices
+
 _REFRESH_S = 10.0
 """Events report the time between two of them in single precision: the origin is renewed this often."""
 _CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VisibleDevices:
-    """The accelerators that this process can use, in torch's order."""
-
-    type: str = ""
-    """As in `torch.device(type)`; empty: none."""
-    names: tuple[str, ...] = ()
-    uuids: tuple[str, ...] = ()
-    """Empty strings where the driver reports none."""
-
-    def __len__(self) -> int:
-        return len(self.names)
 
 
 class Mark:
@@ -152,6 +140,10 @@ class DeviceHandle:
     def release_memory(self) -> None:
         """Give memory that is not in use back to the driver."""
 
+    def free_bytes(self) -> int | None:
+        """Memory of the device that nothing holds; None for the CPU, whose memory is the host's."""
+        return None
+
     @property
     def hardware(self) -> str:
         """The name of the hardware; empty for the CPU."""
@@ -262,6 +254,9 @@ class AcceleratorHandle(DeviceHandle):
     def release_memory(self) -> None:
         self._module.empty_cache()
 
+    def free_bytes(self) -> int | None:
+        return int(self._module.mem_get_info(self.device)[0])
+
     @property
     def hardware(self) -> str:
         return str(self._module.get_device_name(self.device))
@@ -338,12 +333,12 @@ def visible() -> VisibleDevices:
     )
 
 
-def take(index: int | None) -> torch.device:
+def take(index: int | None) -> DeviceHandle:
     """The accelerator with this index, which the calling thread uses from here on; None: the CPU."""
     if index is None:
-        return _CPU
-    chosen = torch.device(accelerator_type(), index)
-    handle(chosen).bind()
+        return CPU
+    chosen = handle(torch.device(accelerator_type(), index))
+    chosen.bind()
     return chosen
 
 

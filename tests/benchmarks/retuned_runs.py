@@ -9,7 +9,8 @@ from autotune.jobs.context import JobContext, set_up
 from autotune.jobs.job import Job, check_job
 from autotune.profilers.step_stats import StepRow
 from autotune.results.store.decision import Decision
-from autotune.runtime.control.mpi import Control, start_control
+from autotune.runtime.control.mpi import Control
+from autotune.runtime.control.start import start_control
 from autotune.runtime.control.step_directives import Decide
 from autotune.runtime.trial.runner import Budget
 from autotune.runtime.trial.workers import Training, follow

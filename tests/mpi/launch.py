@@ -34,9 +34,13 @@ class Finished:
 
 def start(num_ranks: int, *command: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """mpirun in a process group of its own; single-threaded ranks."""
+    return _start([str(MPIRUN), "-n", str(num_ranks), *FLAGS, sys.executable, *command], cwd, env)
+
+
+def _start(command: list[str], cwd: Path, env: dict[str, str] | None) -> subprocess.Popen[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | (env or {})
     return subprocess.Popen(
-        [str(MPIRUN), "-n", str(num_ranks), *FLAGS, sys.executable, *command],
+        command,
         cwd=cwd,
         env=environment,
         stdout=subprocess.PIPE,
@@ -50,8 +54,19 @@ def mpirun(
     num_ranks: int, *command: str, cwd: Path, timeout_s: float = 90, env: dict[str, str] | None = None
 ) -> Finished:
     """Run `python COMMAND` on that many ranks."""
+    return _finished(start(num_ranks, *command, cwd=cwd, env=env), timeout_s)
+
+
+def torchrun(
+    num_ranks: int, *command: str, cwd: Path, timeout_s: float = 90, env: dict[str, str] | None = None
+) -> Finished:
+    """Run `python COMMAND` on that many ranks, started by torchrun on a free port."""
+    agent = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    return _finished(_start([sys.executable, *agent, *command], cwd, env), timeout_s)
+
+
+def _finished(process: subprocess.Popen[str], timeout_s: float) -> Finished:
     begun = time.monotonic()
-    process = start(num_ranks, *command, cwd=cwd, env=env)
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:

@@ -7,22 +7,17 @@ names the rank.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from autotune.workloads.errors import AutotuneError, SpecError
+from autotune.workloads.errors import AutotuneError
 
 _POLL_S = 0.0005
 _TAG_DOWN, _TAG_UP, _TAG_CLOCK = 1, 2, 3
 _NUM_CLOCK_READINGS = 20
-_PR_SET_PDEATHSIG = 1
-_LATER_S = 1.0
-"""How long other ranks wait before they print an error, so that that of rank 0 comes first."""
 
 
 class RankSilentError(AutotuneError):
@@ -31,6 +26,9 @@ class RankSilentError(AutotuneError):
 
 class Control:
     """The rank of this process, the number of ranks, and their collectives. Called by the main thread of each rank."""
+
+    has_mpi = True
+    """Whether `comm` can carry tensors as well."""
 
     def __init__(self, comm: Any) -> None:
         self._comm = comm
@@ -112,7 +110,7 @@ class Control:
 
 
 class SingleRank(Control):
-    """A job of one process, started without mpirun: MPI is loaded only if a plan's transport is MPI."""
+    """A job of one process, started without MPI: MPI is loaded only if a plan's transport is MPI."""
 
     def __init__(self) -> None:
         self.rank, self.size = 0, 1
@@ -124,59 +122,8 @@ class SingleRank(Control):
         return MPI.COMM_WORLD
 
 
-def start_control() -> Control:
-    """Join the MPI job (a job of one rank if started without mpirun)."""
-    if launched_ranks() is None:
-        return SingleRank()
-    _die_with_parent()
+def join_mpi() -> tuple[Any, str]:
+    """Join the MPI job of this process: the communicator of all ranks, and the name of the library."""
     from mpi4py import MPI  # noqa: PLC0415 - importing it joins the job
 
-    return Control(MPI.COMM_WORLD.Dup())
-
-
-def launched_rank() -> int:
-    """This process's rank under mpirun, 0 outside; read from the environment, without MPI."""
-    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"):
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return 0
-
-
-def launched_ranks() -> int | None:
-    """How many ranks mpirun started, or None outside mpirun; read from the environment, without MPI."""
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE"):
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return None
-
-
-def check_launcher() -> None:
-    """Refuse a script that another launcher has started several times: each process would be a job of one rank."""
-    size = os.environ.get("WORLD_SIZE", "")
-    if launched_ranks() is None and size.isdigit() and int(size) > 1:
-        raise SpecError(
-            f"WORLD_SIZE is {size} and no MPI launcher has started this process: start the script by "
-            f"`mpirun -n {size} python script.py` instead of torchrun"
-        )
-
-
-def shorten_shared_errors() -> None:
-    """On ranks other than 0 print an error that all ranks have in common as one line, not as a traceback."""
-    if not launched_rank():
-        return
-    usual = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if not isinstance(error, AutotuneError):
-            usual(kind, error, trace)
-            return
-        time.sleep(_LATER_S)
-        sys.stderr.write(f"autotune: error on rank {launched_rank()}: {error}\n")
-
-    sys.excepthook = hook
-
-
-def _die_with_parent() -> None:
-    """On Linux, end with mpirun: a SIGKILL of mpirun would otherwise leave its ranks running."""
-    if launched_ranks() is not None and sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return MPI.COMM_WORLD, MPI.Get_library_version().split(",")[0].strip()

@@ -247,7 +247,7 @@ class Trainer:
         if len(passes) < num_passes:
             idle = self._micro_batches.idle() if must_run else Pass(batch=None)
             passes = [idle] * (num_passes - len(passes)) + passes
-        return [replace(one, batch=_to_device(one.batch, self._device)) for one in passes]
+        return [replace(one, batch=to_device(one.batch, self._device)) for one in passes]
 
     def _most_passes(self, norms: SyncNorms, own: int) -> int:
         """The largest number of passes of any rank in this step."""
@@ -326,7 +326,8 @@ def _tell_computed(tell: Callable[[float], None], begun_s: float, computed: Stam
     tell(computed.seconds - begun_s - sum(wait.seconds for wait in waits))
 
 
-def _to_device(batch: Any, device: DeviceHandle) -> Any:
+def to_device(batch: Any, device: DeviceHandle) -> Any:
+    """A batch with its tensors on `device`."""
     if not device.is_accelerator:
         return batch
     return torch.utils._pytree.tree_map(

@@ -12,6 +12,7 @@ from autotune.profilers.timeline import Timeline
 from autotune.results.store.record import RankResult
 from autotune.runtime.errors import PeerLostError
 from autotune.runtime.train.trainer_protocol import TrainedStep, TrainerProtocol
+from autotune.runtime.trial.device_memory import is_out_of_memory
 from autotune.workloads.errors import InfeasiblePlanError, LossNotFiniteError, TrialTimeoutError
 
 _MOST_CHARACTERS = 300
@@ -67,6 +68,8 @@ def fault_of(error: Exception) -> Fault:
     text = f"{type(error).__name__}: {error}".strip()
     if isinstance(error, InfeasiblePlanError):
         kind, text = "memory", str(error)
+    elif is_out_of_memory(error):
+        kind = "memory"
     elif isinstance(error, TrialTimeoutError):
         kind, text = "time", str(error)
     elif isinstance(error, LossNotFiniteError):

@@ -6,21 +6,20 @@ then fail, and all ranks gather their outcomes at the end of the trial.
 
 from __future__ import annotations
 
-import gc
-import random
 import sys
 import time
-import traceback
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from statistics import fmean
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from autotune.profilers.timeline import Timeline
+from autotune.runtime.control.mpi import RankSilentError
 from autotune.runtime.control.step_directives import Decide, StepCoordinator
+from autotune.runtime.device import handle
 from autotune.runtime.placed.plan_trainer import PlanPipelineTrainer
 from autotune.runtime.train.retuned_trainer import RetunedTrainer
 from autotune.runtime.train.tracing import ClockOffset, aligned, samplers_for, traced_step
@@ -28,7 +27,10 @@ from autotune.runtime.train.trainer import RankContext, Trainer, needs_norm_grou
 from autotune.runtime.train.trainer_protocol import TrainedStep, TrainerProtocol
 from autotune.runtime.transport.group_cache import GroupCache
 from autotune.runtime.transport.groups import Groups
-from autotune.runtime.trial.outcome import RankOutcome, check_finite, fault_of, outcome_of
+from autotune.runtime.trial.device_memory import give_memory_back
+from autotune.runtime.trial.interleaved import interleaved
+from autotune.runtime.trial.local_step import Share, fault_before_collectives
+from autotune.runtime.trial.outcome import Fault, RankOutcome, check_finite, fault_of, outcome_of
 from autotune.workloads.errors import SpecError, TrialTimeoutError
 from autotune.workloads.graph import OpGraph
 from autotune.workloads.plan import CommPlan, Plan
@@ -54,6 +56,7 @@ class _Trial:
 
     deadline: float
     groups: GroupCache
+    rank_context: RankContext
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,8 +79,14 @@ class RankRunner:
         seed: int,
         clock: ClockOffset = SAME_CLOCK,
         graph: OpGraph | None = None,
+        share: Share | None = None,
+        models_at_once: int = sys.maxsize,
     ) -> None:
-        """`graph`: the model's ops, where plans may split it into pipeline stages."""
+        """`graph`: the model's ops, where plans may split it into pipeline stages. `share`: where a rank's device has memory
+        of its own; the ranks then agree that a step fits before they communicate. `models_at_once`: that a comparison of
+        plans may hold; these two are the same on all ranks.
+        """
+        self._share, self._models_at_once = share, models_at_once
         self._workload, self._graph = workload, graph
         self._groups = groups
         self._rank_context = rank_context
@@ -104,30 +113,34 @@ class RankRunner:
     def compare(self, plans: Sequence[Plan], rounds: int, budget: Budget) -> list[RankOutcome]:
         """Measure several plans in `rounds` interleaved rounds; an outcome's steps_s holds the mean step of each round.
 
-        The order of plans is drawn for each round, the same on every rank. Each plan begins a round with a step that is not
-        scored, because the previous plan leaves caches and connections in another state. An idle TCP connection starts
-        slowly, which would otherwise penalize a plan whose transport no other plan uses.
+        Where the device cannot hold the models of all plans, each is built anew for its part of a round and warmed up.
         """
 
         def measure(trainers: list[TrainerProtocol], trial: _Trial) -> list[RankOutcome]:
             for trainer in trainers:
                 _warm_up(trainer, budget.warmup, trial.deadline)
                 trainer.flush()
-            all_steps: list[list[TrainedStep]] = [[] for _ in plans]
-            cpu_s = [0.0 for _ in plans]
-            means: list[list[float]] = [[] for _ in plans]
-            for number in range(rounds):
-                for index in random.Random(number).sample(range(len(plans)), len(plans)):  # noqa: S311 - no secret
-                    _run(trainers[index], 1, trial.deadline)
-                    used_s, steps = _run(trainers[index], budget.steps, trial.deadline)
-                    trainers[index].flush()
-                    cpu_s[index] += used_s / rounds
-                    all_steps[index] += steps
-                    means[index].append(fmean(step.total_s for step in steps))
-            outcomes = [outcome_of(t, s, c) for t, s, c in zip(trainers, all_steps, cpu_s, strict=True)]
-            return [RankOutcome(steps_s=tuple(m), result=o.result) for o, m in zip(outcomes, means, strict=True)]
+            trainer_of = partial(self._held_or_built, plans, trainers, trial, budget)
+            return interleaved(
+                len(plans), rounds, budget.steps, trainer_of, lambda one, number: _run(one, number, trial.deadline)
+            )
 
-        return self._guarded(measure, plans, budget.timeout_s)
+        return self._guarded(measure, plans, budget.timeout_s, most_models=self._models_at_once)
+
+    @contextmanager
+    def _held_or_built(
+        self, plans: Sequence[Plan], trainers: list[TrainerProtocol], trial: _Trial, budget: Budget, index: int
+    ) -> Iterator[TrainerProtocol]:
+        """The trainer of a plan. One that is built here is in `trainers` meanwhile, to be closed also where a step fails."""
+        if len(trainers) == len(plans):
+            yield trainers[index]
+            return
+        trainers.append(self._trainer(plans[index], index, trial.groups, trial.rank_context))
+        _warm_up(trainers[0], budget.warmup, trial.deadline)
+        trainers[0].flush()
+        yield trainers[0]
+        trainers.pop().close()
+        give_memory_back(handle(self._rank_context.torch_device))
 
     def quality(self, plan: Plan, budget: Budget) -> list[RankOutcome]:
         """Train with and without the plan's codec, from the same parameters on the same batches; devices are not paced."""
@@ -199,7 +212,7 @@ class RankRunner:
 
         return self._guarded(measure, [plan], budget.timeout_s, traced=True)[0]
 
-    def _guarded(
+    def _guarded(  # noqa: PLR0913 - how trials differ
         self,
         measure: Callable[[list[TrainerProtocol], _Trial], list[RankOutcome]],
         plans: Sequence[Plan],
@@ -207,16 +220,22 @@ class RankRunner:
         *,
         traced: bool = False,
         rank_context: RankContext | None = None,
+        most_models: int = sys.maxsize,
     ) -> list[RankOutcome]:
-        """Call `measure` with a trainer for each plan; their process groups are closed afterwards, however it ends."""
+        """Call `measure` with a trainer for each plan, or with none where these are more than `most_models`; process groups
+        are closed afterwards, however it ends.
+        """
         trainers: list[TrainerProtocol] = []
         rank_context = replace(rank_context or self._rank_context, timeout_s=timeout_s)
+        failure: Exception | None = None
         try:
+            if (found := self._fault_before_collectives(plans, rank_context)) is not None:
+                return [RankOutcome(fault=found)] * len(plans)
             with GroupCache(self._groups, timeout_s=timeout_s, traced=traced) as groups:
                 self._open_all(plans, groups)
-                trial = _Trial(deadline=time.monotonic() + timeout_s, groups=groups)
+                trial = _Trial(deadline=time.monotonic() + timeout_s, groups=groups, rank_context=rank_context)
                 try:
-                    for index, plan in enumerate(plans):
+                    for index, plan in enumerate(plans if len(plans) <= most_models else ()):
                         trainers.append(self._trainer(plan, index, groups, rank_context))
                     return measure(trainers, trial)
                 finally:
@@ -224,15 +243,22 @@ class RankRunner:
                     while trainers:
                         trainers.pop().close(error)
                     del error
+        except RankSilentError:
+            raise  # the state of that rank is unknown, so that no further order can reach it
         except Exception as error:  # noqa: BLE001 - a user's model may raise anything; the sweep goes on
             # The traceback's frames hold the trainers, which hold the groups: peers wait until these are closed.
-            fault = fault_of(error)
-            traceback.clear_frames(error.__traceback__)
-            return [RankOutcome(fault=fault)] * len(plans)
+            failure = error
+            return [RankOutcome(fault=fault_of(error))] * len(plans)
         finally:
             if self._rank_context.replay is not None:
                 self._rank_context.replay.leave()
-            gc.collect()
+            give_memory_back(handle(self._rank_context.torch_device), failure)
+            del failure
+
+    def _fault_before_collectives(self, plans: Sequence[Plan], rank_context: RankContext) -> Fault | None:
+        if self._share is None:
+            return None
+        return fault_before_collectives(self._workload, plans, rank_context, self._share, seed=self._seed)
 
     def _open_all(self, plans: Sequence[Plan], groups: GroupCache) -> None:
         """Before any trainer is built: where one fails on one rank, no other rank may wait for a group to open."""

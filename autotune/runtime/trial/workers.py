@@ -103,11 +103,12 @@ class Workers:
         decide: Decide | None = None,
     ) -> list[list[RankOutcome]]:
         self._control.broadcast(order)
-        mine = carry_out(order, self._runner, on_step, decide)
         try:
-            return self._control.gather(mine, timeout_s=budget.timeout_s + _GRACE_S) or []
+            mine = carry_out(order, self._runner, on_step, decide)
+            found = self._control.gather(to_data(mine), timeout_s=budget.timeout_s + _GRACE_S) or []
         except RankSilentError as error:
             raise LostRankError(Measurement(state=TrialState.FAILED, reason=str(error))) from error
+        return [[from_data(RankOutcome, outcome, f"rank {rank}") for outcome in of] for rank, of in enumerate(found)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,7 +149,7 @@ def dismiss_followers(control: Control, exit_code: int) -> None:
 def follow(control: Control, runner: RankRunner) -> None:
     """Carry out the orders of rank 0 until it ends the job. Raises DismissedError where it ended with an error."""
     while (order := control.broadcast())["do"] != "stop":
-        control.gather(carry_out(order, runner))
+        control.gather(to_data(carry_out(order, runner)))
     runner.close()
     if order["exit_code"]:
         raise DismissedError(order["exit_code"])
@@ -178,10 +179,12 @@ def combine(outcomes: Sequence[RankOutcome]) -> Measurement:
     """One measurement from the ranks' outcomes: a step takes as long as on its slowest rank, the first cause is the reason."""
     faults = [(rank, outcome.fault) for rank, outcome in enumerate(outcomes) if outcome.fault is not None]
     if faults:
-        # A lost peer is a consequence, not a cause. Of several causes the earliest counts.
-        rank, fault = min(faults, key=lambda entry: (entry[1].kind == "peer", entry[1].at_s))
+        # A lost peer is a consequence, not a cause, and so may be what follows where memory ends. Of several causes the
+        # earliest counts.
+        rank, fault = min(faults, key=lambda entry: (entry[1].kind != "memory", entry[1].kind == "peer", entry[1].at_s))
         state = TrialState.INFEASIBLE if fault.kind == "memory" else TrialState.FAILED
-        reason = fault.message if fault.kind == "memory" else f"rank {rank}: {fault.message}"
+        named = fault.message.startswith(f"rank {rank} ")
+        reason = fault.message if named else f"rank {rank}: {fault.message}"
         return Measurement(state=state, reason=reason)
     return Measurement(
         state=TrialState.COMPLETE,

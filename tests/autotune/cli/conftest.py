@@ -19,5 +19,5 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def outside_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "AUTOTUNE_RESULTS"):
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "RANK", "WORLD_SIZE", "AUTOTUNE_RESULTS"):
         monkeypatch.delenv(name, raising=False)

@@ -166,3 +166,16 @@ def test_the_doctor_itself_loads_neither_torch_nor_mpi() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_launcher_and_its_contradictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "none" in finding(tmp_path, "launcher").detail
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert finding(tmp_path, "launcher").detail == "torchrun, rank 1 of 2, without MPI: transport mpi is left out"
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    found = finding(tmp_path, "launcher")
+    assert (found.state, found.detail) == ("problem", "WORLD_SIZE is 2 but OMPI_COMM_WORLD_SIZE is 4")
+    assert "one launcher starts the ranks" in found.fix

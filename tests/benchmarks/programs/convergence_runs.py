@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from autotune.runtime.control.mpi import Control, start_control
+from autotune.runtime.control.mpi import Control
+from autotune.runtime.control.start import start_control
 from autotune.runtime.train.trainer import RankContext, Trainer
 from autotune.runtime.transport.groups import Groups
 from autotune.workloads.cluster import load_cluster

@@ -24,7 +24,7 @@ from autotune.profilers.step_stats import StepRow
 from autotune.results.store.decision import COMPUTE, Decision
 from autotune.results.store.environment import describe_environment
 from autotune.results.store.store import write_json
-from autotune.runtime.control.mpi import start_control
+from autotune.runtime.control.start import start_control
 from autotune.runtime.control.step_directives import Decide
 from autotune.runtime.trial.runner import Budget
 from autotune.runtime.trial.workers import follow

@@ -19,7 +19,7 @@ from autotune.jobs.context import JobContext, set_up
 from autotune.jobs.job import Job, check_job
 from autotune.results.judge.stats import speedup
 from autotune.results.store.environment import describe_environment
-from autotune.runtime.control.mpi import start_control
+from autotune.runtime.control.start import start_control
 from autotune.runtime.trial.runner import Budget
 from autotune.runtime.trial.workers import follow
 from autotune.workloads.graph import OpGraph

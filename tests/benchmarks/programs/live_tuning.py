@@ -21,7 +21,7 @@ from autotune.results.judge.stats import speedup
 from autotune.results.show.progress import SweepProgress
 from autotune.results.store.profile import CollectiveProfile
 from autotune.results.store.store import read_json, write_json
-from autotune.runtime.control.mpi import start_control
+from autotune.runtime.control.start import start_control
 from autotune.runtime.trial.runner import Budget
 from autotune.runtime.trial.workers import follow
 from autotune.search.guided import GuidedSearch

@@ -17,7 +17,7 @@ from autotune.jobs.evaluate import as_record, now
 from autotune.jobs.job import Job, check_job
 from autotune.results.store.environment import describe_environment
 from autotune.results.store.store import write_json
-from autotune.runtime.control.mpi import start_control
+from autotune.runtime.control.start import start_control
 from autotune.runtime.trial.runner import Budget
 from autotune.runtime.trial.workers import follow
 from autotune.simulate.factors import linear_ops

@@ -19,7 +19,8 @@ from autotune.jobs.job import Job, check_job
 from autotune.results.judge.series import Run
 from autotune.results.store.record import TrialState
 from autotune.results.store.store import write_json
-from autotune.runtime.control.mpi import Control, start_control
+from autotune.runtime.control.mpi import Control
+from autotune.runtime.control.start import start_control
 from autotune.runtime.trial.runner import Budget
 from autotune.runtime.trial.workers import carry_out
 from autotune.workloads.cluster import Cluster, Device, Host

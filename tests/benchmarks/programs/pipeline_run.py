@@ -21,7 +21,8 @@ from pipeline_model import Setting, assemble, costs_of, tables_of, workload_of
 
 from autotune.results.judge.stats import speedup
 from autotune.results.store.environment import describe_environment
-from autotune.runtime.control.mpi import Control, start_control
+from autotune.runtime.control.mpi import Control
+from autotune.runtime.control.start import start_control
 from autotune.runtime.placed.trainer import PipelineJob, PipelineTrainer
 from autotune.runtime.train.trainer import RankContext
 from autotune.runtime.transport.groups import Groups

@@ -18,7 +18,7 @@ from typing import Any
 import autotune
 from autotune.jobs.context import JobContext, set_up
 from autotune.jobs.job import Job, check_job
-from autotune.runtime.control.mpi import start_control
+from autotune.runtime.control.start import start_control
 from autotune.runtime.trial.runner import Budget
 from autotune.runtime.trial.workers import follow
 from autotune.workloads.plan import MIB, BatchPlan, CommPlan, Plan

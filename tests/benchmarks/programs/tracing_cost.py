@@ -18,7 +18,7 @@ import torch
 from autotune.profilers.torch_trace import OpTrace
 from autotune.results.judge.stats import speedup
 from autotune.results.store.environment import describe_environment
-from autotune.runtime.control.mpi import start_control
+from autotune.runtime.control.start import start_control
 from autotune.runtime.train.tracing import samplers_for
 from autotune.runtime.train.trainer import RankContext, Trainer
 from autotune.runtime.transport.groups import Groups

@@ -26,7 +26,8 @@ import torch.distributed as dist
 
 from autotune.results.judge.stats import speedup
 from autotune.results.store.environment import LAB_VARIABLE, describe_environment
-from autotune.runtime.control.mpi import Control, start_control
+from autotune.runtime.control.mpi import Control
+from autotune.runtime.control.start import start_control
 from autotune.runtime.transport.groups import Groups
 from autotune.runtime.transport.shard_group import CHUNK_BYTES, ShardGroup
 from autotune.simulate.collectives import all_reduce_loads, owned_shares

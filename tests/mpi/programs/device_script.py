@@ -19,15 +19,16 @@ from autotune.workloads.plan import BatchPlan, CommPlan, Plan
 WHERE = sys.argv[1]
 RANK = int(os.environ["OMPI_COMM_WORLD_RANK"])
 if WHERE == "fgpu" or (WHERE == "mixed" and RANK == 0):
-    import tests.accelerator.nccl_transport
     from autotune.runtime import device
 
-    DEVICE = device.take(RANK)
+    DEVICE = device.take(RANK).device
 else:
     DEVICE = torch.device("cpu")
 
 PLANS = {
-    "overlap": CommPlan(reducer="scheduled", bucket_bytes=2048, partition_bytes=1024, credit_bytes=4096, crosses_steps=True),
+    "overlap": CommPlan(
+        reducer="scheduled", bucket_bytes=2048, partition_bytes=1024, credit_bytes=4096, crosses_steps=True
+    ),
     "mpi": CommPlan(reducer="scheduled", transport="mpi", bucket_bytes=2048, partition_bytes=1024, credit_bytes=4096),
     "shards": CommPlan(reducer="scheduled", collective="shards", bucket_bytes=2048, partition_bytes=1024),
     "ddp": CommPlan(reducer="ddp"),

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
-from autotune.runtime.control.mpi import Control, start_control
+from autotune.runtime.control.mpi import Control
+from autotune.runtime.control.start import start_control
 from autotune.runtime.reduce.cross_step import CrossStepReducer
 from autotune.runtime.reduce.scheduled import ReducerSettings
 from autotune.runtime.transport.groups import Groups

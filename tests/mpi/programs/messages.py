@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from autotune.runtime.control.mpi import start_control
+from autotune.runtime.control.start import start_control
 from autotune.runtime.probe.timed_collectives import AllGather, AllReduce, Broadcast, GroupMember, Message
 from autotune.runtime.transport.groups import Groups
 from autotune.workloads.cluster import load_cluster

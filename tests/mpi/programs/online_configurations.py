@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 import autotune.api
 from autotune.api import parallelize
 from autotune.results.store.decision import LOOK, NETWORK, Decision
-from autotune.runtime.control.mpi import start_control
+from autotune.runtime.control.start import start_control
 from autotune.runtime.data.batches import Batches
 from autotune.workloads.plan import BatchPlan, CommPlan, Plan
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from autotune.api import parallelize
-from autotune.runtime.control.mpi import start_control
+from autotune.runtime.control.start import start_control
 from autotune.runtime.data.batches import Batches
 from autotune.workloads.plan import BatchPlan, CommPlan, Plan
 

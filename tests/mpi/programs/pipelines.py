@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from autotune.runtime.control.mpi import Control, start_control
+from autotune.runtime.control.mpi import Control
+from autotune.runtime.control.start import start_control
 from autotune.runtime.placed.batch_cut import even_cut
 from autotune.runtime.placed.executor import Executor
 from autotune.runtime.transport.groups import Groups

@@ -9,7 +9,7 @@ from pathlib import Path
 from autotune.jobs.context import set_up
 from autotune.jobs.job import Job, check_job
 from autotune.jobs.quality import judge
-from autotune.runtime.control.mpi import start_control
+from autotune.runtime.control.start import start_control
 from autotune.runtime.trial.workers import follow
 from autotune.workloads.plan import CommPlan, CompressionPlan
 

@@ -16,7 +16,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from autotune.runtime.control.mpi import launched_rank
+from autotune.runtime.control.start import this_launcher
 
 
 def script_at(path: str, evaluated: list[float]) -> Any:
@@ -45,7 +45,7 @@ def main() -> None:
         with redirect_stdout(io.StringIO()) as output:
             script_at(script, evaluated).main()
         found = {"output": output.getvalue(), "evaluated": evaluated}
-        Path(f"rank-{launched_rank()}.json").write_text(json.dumps(found))
+        Path(f"rank-{this_launcher().rank}.json").write_text(json.dumps(found))
 
 
 main()

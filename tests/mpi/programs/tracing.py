@@ -12,7 +12,7 @@ from autotune.jobs.context import capture_workload
 from autotune.profilers.activity import Activity
 from autotune.profilers.breakdown import Breakdown, break_down
 from autotune.profilers.timeline import Timeline
-from autotune.runtime.control.mpi import start_control
+from autotune.runtime.control.start import start_control
 from autotune.runtime.train.tracing import ClockOffset, traced_step
 from autotune.runtime.train.trainer import RankContext, Trainer
 from autotune.runtime.transport.groups import Groups

@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 import autotune
-from autotune.runtime.control.mpi import launched_rank, launched_ranks
+from autotune.runtime.control.start import this_launcher
 from autotune.workloads.errors import SpecError
 from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
 
-SIZE = launched_ranks() or 1
+LAUNCHER = this_launcher()
+SIZE = LAUNCHER.size
 SAMPLES = {1: (8,), 2: (5, 3), 3: (4, 1, 3)}[SIZE]
 OVERLAP: dict[str, Any] = {"reducer": "scheduled", "partition_bytes": 200, "credit_bytes": 400, "crosses_steps": True}
 WITH_BARRIER = OVERLAP | {"crosses_steps": False}
@@ -392,7 +393,7 @@ def a_compiled_forward_pass(comm: str) -> Any:
 def optimizer_state_loaded_on_rank_0_only(comm: str) -> Any:
     model = net()
     optimizer = adamw(model)
-    if launched_rank() == 0:
+    if LAUNCHER.rank == 0:
         loss_of(model, data()[:][0]).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -428,7 +429,7 @@ def an_own_loader_that_states_how_many_samples_it_has(comm: str) -> Any:
 def a_loader_with_a_distributed_sampler(comm: str) -> Any:
     model, dataset = net(), data(40)
     optimizer = adamw(model)
-    sampler: Any = DistributedSampler(dataset, num_replicas=SIZE, rank=launched_rank(), shuffle=False)
+    sampler: Any = DistributedSampler(dataset, num_replicas=SIZE, rank=LAUNCHER.rank, shuffle=False)
     loader: DataLoader[Any] = DataLoader(dataset, batch_size=8 // SIZE if 8 % SIZE == 0 else 8, sampler=sampler)
     with started(comm, model, optimizer) as job:
         for (x,) in job.batches(loader):
@@ -560,7 +561,7 @@ def parameters_whose_memory_is_replaced(comm: str) -> Any:
 
 @loop("overlap", "barrier", "bucketed")
 def a_parameter_that_only_the_optimizer_knows(comm: str) -> Any:
-    model, temperature = net(), nn.Parameter(torch.tensor(1.0 + launched_rank()).double())
+    model, temperature = net(), nn.Parameter(torch.tensor(1.0 + LAUNCHER.rank).double())
     optimizer = torch.optim.SGD([*model.parameters(), temperature], lr=0.05)
     with started(comm, model, optimizer) as job:
         for (x,) in job.batches(data(80)):
@@ -691,7 +692,7 @@ def main() -> None:
                 found[name] = run()
             except Exception as error:  # noqa: BLE001 - the test names the loop that failed
                 found[name] = f"{type(error).__name__}: {error}"
-            if launched_rank() == 0:
+            if LAUNCHER.rank == 0:
                 Path(sys.argv[1]).write_text(json.dumps(found))
 
 

@@ -9,7 +9,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from autotune.runtime.control.mpi import start_control
+from autotune.runtime.control.start import start_control
 from autotune.runtime.transport.groups import Groups
 from autotune.runtime.transport.traced_group import TracedGroup, taken
 from autotune.simulate.collectives import server_shares, shard_loads
