@@ -97,6 +97,7 @@ def parallelize(  # noqa: PLR0913 - what a script may choose
     )
     control = start_control()
     shorten_shared_errors()
+    control.network()
     chosen, kept = choose_plan(plan, global_batch, control.size)
     check_script_plan(chosen, control.size, allow_lossy=allow_lossy)
     found = load_cluster(cluster).for_ranks(control.size).on_hardware(control.share(processor_name()))
@@ -111,7 +112,7 @@ def parallelize(  # noqa: PLR0913 - what a script may choose
         if online:
             controller = script_controller(script.whole, chosen, found, on_decision) if control.is_leader else None
             decide = controller.decide if controller is not None else None
-            coordinator = StepCoordinator(groups.switch(chosen.comm), decide, timeout_s=_TIMEOUT_S)
+            coordinator = StepCoordinator(control.network(), decide, timeout_s=_TIMEOUT_S)
 
             def probe() -> tuple[float, ...]:
                 return probe_links(groups.switch(job.plan.comm), opener.host_representatives)
@@ -150,7 +151,7 @@ def _assemble(script: _Script, plan: Plan, control: Control, groups: GroupCache,
     _claim([*script.whole.parameters(), *script.other_parameters()], leave)
     share_initial_values(script.whole, groups.switch(plan.comm), script.other_parameters())
     share_optimizer_states(control, script.optimizers)
-    setting = ReducerSettings(weight=None, timeout_s=_TIMEOUT_S)
+    setting = ReducerSettings(weight=None, timeout_s=_TIMEOUT_S, network=control.network())
 
     def reducer_for(plan: Plan) -> ScriptReducer:
         made = make_script_reducer(script.whole, script.optimizers, plan, groups.switch(plan.comm), setting)

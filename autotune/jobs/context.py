@@ -147,6 +147,7 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> JobContext:
         torch_device=torch_device,
         graph=graph if cluster.is_emulated else None,
         is_first_of_host=_first_of_host(control),
+        network=control.network(),
         replay=agreed(control, lambda: _replay(changing, groups, rank)),
     )
     ahead_s, error_s = control.clock_offset()

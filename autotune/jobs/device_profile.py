@@ -15,6 +15,7 @@ from autotune.runtime.probe.codec_probe import CodecSample, codec_sizes, measure
 from autotune.runtime.probe.op_probe import OpProbe, SizeSamples, sizes_to_measure
 from autotune.workloads.graph import OpGraph
 from autotune.workloads.plan import CODECS
+from autotune.workloads.serial import from_data, to_data
 
 T = TypeVar("T")
 
@@ -38,7 +39,8 @@ def measure_device(job: Job, context: JobContext, control: Control, *, host: str
     found = agreed(control, measure)
     codecs = one_by_one(control, lambda: measured_codecs(context), at_once=not context.cluster.is_emulated)
     own = rank_profile(context.graph, found, rank=rank, device=context.cluster.devices[rank].name, host=host)
-    return tuple(control.share(dataclasses.replace(own, codecs=codecs)))
+    shared = control.share(to_data(dataclasses.replace(own, codecs=codecs)))
+    return tuple(from_data(RankProfile, one, "the profile of a rank") for one in shared)
 
 
 def one_by_one(control: Control, measure: Callable[[], T], *, at_once: bool) -> T:

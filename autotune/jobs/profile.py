@@ -22,10 +22,12 @@ from autotune.results.store.environment import describe_environment
 from autotune.results.store.profile import Profile
 from autotune.results.store.record import TrialState
 from autotune.runtime.control.mpi import Control
+from autotune.runtime.trial.outcome import RankOutcome
 from autotune.runtime.trial.runner import Budget
 from autotune.runtime.trial.workers import TrialFailedError, combine
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.plan import default_plan
+from autotune.workloads.serial import from_data, to_data
 from autotune.workloads.split import even
 
 _STEPS_BEFORE_TRACE = 3
@@ -72,7 +74,8 @@ def traced_step(job: ProfileJob, context: JobContext, control: Control, watcher:
     watcher.phase("one traced step")
     plan = default_plan(even(context.info.global_batch, context.limits), transport=context.transports[0])
     budget = Budget(warmup=0, steps=_STEPS_BEFORE_TRACE, timeout_s=job.timeout_s)
-    measured = combine(control.share(context.runner.train(plan, budget, lambda _: None, watched=True)))
+    own = context.runner.train(plan, budget, lambda _: None, watched=True)
+    measured = combine([from_data(RankOutcome, one, "an outcome") for one in control.share(to_data(own))])
     if measured.state is not TrialState.COMPLETE:
         raise TrialFailedError(f"the step to be traced failed: {measured.reason}")
     return measured.timeline

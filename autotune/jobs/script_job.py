@@ -196,7 +196,10 @@ class Parallel:
             del self._reducer, self._reducer_for, self._open_group
             if self._norms is not None:
                 self._norms.detach()
-            self._leave.close()
+            try:
+                self._leave.close()
+            finally:
+                self._control.leave(error)
 
     def __enter__(self) -> Self:
         return self

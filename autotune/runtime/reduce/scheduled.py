@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from autotune.profilers.ranges import Ranges
 from autotune.runtime.codecs.protocol import SUM, Round
 from autotune.runtime.codecs.sufficient_factors import Factors
+from autotune.runtime.control.network import Network
 from autotune.runtime.override import Hook
 from autotune.runtime.reduce.bucketed import Sent, sent_over
 from autotune.runtime.reduce.fusion_buffer import FusionBuffer, Stage
@@ -78,6 +79,8 @@ class ReducerSettings:
     """Called with the floating-point operations of sufficient factors beyond those of an ordinary backward pass."""
     timeout_s: float = 600.0
     """The longest wait for other ranks."""
+    network: Network = field(default_factory=Network.alone)
+    """The control network of the ranks of the group."""
     ranges: Ranges = field(default_factory=Ranges)
     """Names the work on each buffer for a torch profiler."""
 
@@ -211,7 +214,7 @@ class ScheduledReducer(BackwardPasses):
         )
         fixed_order = FixedOrder.of(self._plan.comm, self.buffers) if self._has_fixed_order else None
         make_order = partial(SendOrder.of, self._plan.comm, len(self.buffers), self._group.size())
-        self._sender = Sender(self._group, make_order, self, fixed_order)
+        self._sender = Sender(self._group, self._settings.network, make_order, self, fixed_order)
         self._watch = LateWatch(lambda: self._sender.report_late(self._num_steps))
         self._handles: list[Any] = [*self._hook_gradients(), *self._hook_models()]
         self._around_step = self._hook_steps()

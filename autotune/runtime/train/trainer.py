@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from autotune.profilers.ranges import Ranges
+from autotune.runtime.control.network import Network
 from autotune.runtime.data.micro_batches import MicroBatches, Pass, loss_of
 from autotune.runtime.emulate.device_pacer import DevicePacer
 from autotune.runtime.emulate.replay import Replay
@@ -47,6 +48,8 @@ class RankContext:
     is_first_of_host: bool = False
     timeout_s: float = 600.0
     """The longest wait for other ranks."""
+    network: Network = field(default_factory=Network.alone)
+    """The control network of the job."""
     replay: Replay | None = None
     """The scenario that the cluster goes through, if any."""
 
@@ -183,7 +186,10 @@ class Trainer:
             self._reducer.record(on=self._is_recording)
 
     def _make_reducer(self) -> Reducer:
-        setting = ReducerSettings(ranges=self.ranges, timeout_s=self.rank_context.timeout_s, calls_begin=True)
+        context = self.rank_context
+        setting = ReducerSettings(
+            network=context.network, ranges=self.ranges, timeout_s=context.timeout_s, calls_begin=True
+        )
         if self._pacer is not None:
             setting = replace(setting, on_stall=self._pacer.idle, on_rebuild=self._pacer.rebuild)
         plan = self.plan

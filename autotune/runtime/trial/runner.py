@@ -179,7 +179,8 @@ class RankRunner:
                         raise SpecError(
                             "a plan with pipeline stages cannot change while it trains: train without --online"
                         )
-                    coordinator = StepCoordinator(trainer.group, retuning.decide, timeout_s=budget.timeout_s)
+                    network = self._rank_context.network
+                    coordinator = StepCoordinator(network, retuning.decide, timeout_s=budget.timeout_s)
                     stepper = RetunedTrainer(
                         trainer,
                         coordinator,
@@ -211,6 +212,7 @@ class RankRunner:
         """Call `measure` with a trainer for each plan; their process groups are closed afterwards, however it ends."""
         trainers: list[TrainerProtocol] = []
         rank_context = replace(rank_context or self._rank_context, timeout_s=timeout_s)
+        rank_context.network.begin_scope()
         try:
             with GroupCache(self._groups, timeout_s=timeout_s, traced=traced) as groups:
                 self._open_all(plans, groups)
@@ -227,6 +229,7 @@ class RankRunner:
         except Exception as error:  # noqa: BLE001 - a user's model may raise anything; the sweep goes on
             # The traceback's frames hold the trainers, which hold the groups: peers wait until these are closed.
             fault = fault_of(error)
+            rank_context.network.fail_scope(f"{type(error).__name__}: {error}")
             traceback.clear_frames(error.__traceback__)
             return [RankOutcome(fault=fault)] * len(plans)
         finally:

@@ -15,6 +15,7 @@ from autotune.profilers.timeline import Timeline
 from autotune.results.store.record import RankResult, TrialState
 from autotune.runtime.control.mpi import Control, RankSilentError
 from autotune.runtime.control.step_directives import Decide
+from autotune.runtime.errors import PeerLostError
 from autotune.runtime.trial.outcome import RankOutcome
 from autotune.runtime.trial.runner import Budget, RankRunner, Retuning
 from autotune.workloads.errors import AutotuneError, LossNotFiniteError
@@ -105,9 +106,12 @@ class Workers:
         self._control.broadcast(order)
         mine = carry_out(order, self._runner, on_step, decide)
         try:
-            return self._control.gather(mine, timeout_s=budget.timeout_s + _GRACE_S) or []
-        except RankSilentError as error:
+            gathered = self._control.gather(to_data(mine), timeout_s=budget.timeout_s + _GRACE_S) or []
+        except (RankSilentError, PeerLostError) as error:
             raise LostRankError(Measurement(state=TrialState.FAILED, reason=str(error))) from error
+        return [
+            [from_data(RankOutcome, one, f"the outcome of rank {r}") for one in of] for r, of in enumerate(gathered)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,7 +152,7 @@ def dismiss_followers(control: Control, exit_code: int) -> None:
 def follow(control: Control, runner: RankRunner) -> None:
     """Carry out the orders of rank 0 until it ends the job. Raises DismissedError where it ended with an error."""
     while (order := control.broadcast())["do"] != "stop":
-        control.gather(carry_out(order, runner))
+        control.gather(to_data(carry_out(order, runner)))
     runner.close()
     if order["exit_code"]:
         raise DismissedError(order["exit_code"])
