@@ -185,6 +185,7 @@ class Parallel:
 
     def close(self, error: BaseException | None = None) -> None:
         """Wait for the gradients of the last step, and restore models and optimizers."""
+        self._control.begin_to_leave(error)
         self._data.close()
         if self._retuned is not None:
             self._retuned.close()

@@ -63,6 +63,13 @@ class Control:
             self.watcher = RankWatcher(self._network, self.abort)
         return self._network
 
+    def begin_to_leave(self, error: BaseException | None = None) -> None:
+        """This rank takes part in nothing more: every wait of the others for it ends, at once if it has failed."""
+        if self.watcher is not None and error is None:
+            self.watcher.leaving()
+        elif self.watcher is not None and error is not None:
+            self.watcher.fail(error)
+
     def leave(self, error: BaseException | None = None) -> None:
         """The job has ended on this rank."""
         if self.watcher is not None:

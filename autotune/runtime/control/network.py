@@ -144,7 +144,7 @@ class Network:
 
     def open_topic(self, key: Key, handler: Handler) -> None:
         if self.size > 1:
-            self._do(lambda: self._topics.add(key, handler, next(iter(self.losses.values()), None)))
+            self._do(lambda: self._topics.add(key, handler, self.why_first if self.losses else None))
 
     def close_topic(self, key: Key) -> None:
         if self.size == 1 or self._is_stopped:
@@ -193,6 +193,21 @@ class Network:
         return self._ended(KILLED)
 
     @property
+    def left(self) -> dict[int, str]:
+        """The ranks that have ended the job in order."""
+        return self._ended(LEFT)
+
+    @property
+    def first_ended(self) -> int | None:
+        """The first rank that has ended early."""
+        return next((rank for rank, (how, _) in self._endings.copy().items() if how != LEFT), None)
+
+    @property
+    def why_first(self) -> str:
+        """A sentence about it: what came after it may be its consequence."""
+        return next((why for how, why in self._endings.copy().values() if how != LEFT), "")
+
+    @property
     def has_reported(self) -> bool:
         """Whether a rank has printed already why it ends the job."""
         return bool(self._ended(REPORTED))
@@ -207,10 +222,10 @@ class Network:
         self._on_loss.append(call)
 
     def farewell(self, how: int, why: str) -> None:
-        """Tell the others how this rank ends. Only the first call counts."""
+        """Tell the others how this rank ends. After that of a failure no other call counts."""
         if self._has_farewell or self._is_stopped:
             return
-        self._has_farewell = True
+        self._has_farewell = how != LEFT
         self._send_to_neighbours(pack(wire.FAREWELL, 0, how, self.rank, _encoded(why)), None)
 
     def leave(self, timeout_s: float) -> bool:

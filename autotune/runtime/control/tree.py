@@ -1,8 +1,9 @@
 """The tree of ranks that control messages travel along.
 
 Rank 0 is the root. The ranks below a rank follow it in their numbers, so a subtree is a range of ranks, values of its
-ranks join in rank order, and neighbours in the tree are mostly ranks of one host. A rank has up to `FAN_OUT` children
-whose subtrees differ by one rank at most; a message passes log(N) / log(FAN_OUT) ranks.
+ranks join in rank order, and neighbours in the tree are mostly ranks of one host. In a small job every rank is a child of
+rank 0, which is fastest. In a larger one a rank has two children, whose subtrees differ by one rank at most, and a message passes
+log2(N) ranks; rank 0, which decides for all, has one child and sends each message once.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-FAN_OUT = 4
+MOST_STAR, FAN_OUT = 9, 2
+"""Ranks of a small job; children in a larger one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,11 +31,12 @@ class TreePlace:
         return self.end - self.rank
 
 
-def place_of(rank: int, size: int, fan_out: int = FAN_OUT) -> TreePlace:
+def place_of(rank: int, size: int) -> TreePlace:
     """Where a rank stands among `size` ranks."""
+    fan_out = size if size <= MOST_STAR else FAN_OUT
     here, end, parent = 0, size, None
     while True:
-        bounds = _children(here, end, fan_out)
+        bounds = _children(here, end, 1 if here == 0 and size > MOST_STAR else fan_out)
         if here == rank:
             return TreePlace(rank=rank, end=end, parent=parent, children=tuple(first for first, _ in bounds))
         parent = here

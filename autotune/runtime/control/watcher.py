@@ -17,12 +17,13 @@ from typing import Any, NoReturn
 
 from autotune.runtime.control.network import FAILED, LEFT, REPORTED, RETURNED, Network
 from autotune.runtime.errors import PeerLostError
-from autotune.workloads.errors import AutotuneError
 
 GRACE_S = 2.0
 """How long a rank may take to come out by itself after another one is lost."""
 _OTHERS_S = 1.0
 """How much later ranks that print nothing end the job, should the one that prints not have done so."""
+_PRINT_S = 0.3
+"""How long the rank that failed has to print why, before another one ends the job."""
 _POLL_S = 0.1
 _LEAVE_S = 5.0
 _WAITING_IN = ("/autotune/runtime/", "/autotune/jobs/", "/torch/autograd/", "/torch/distributed/", "/torch/_tensor.py")
@@ -41,7 +42,7 @@ class RankWatcher:
         self._network, self._abort = network, abort
         self._on_loss: list[Callable[[], None]] = []
         self._announcing = threading.Lock()
-        self._has_announced = self._has_started = False
+        self._has_announced = self._has_started = self._is_uncaught = False
         if network.size > 1:
             network.on_loss(self._start)
             atexit.register(self._at_exit)
@@ -53,21 +54,35 @@ class RankWatcher:
 
     def check(self, waited_s: float) -> None:
         """For waits of the control plane: raise PeerLostError if what is waited for cannot come."""
-        lost = self._network.losses or (self._network.returned if waited_s > GRACE_S else {})
-        if lost:
-            raise PeerLostError(next(iter(lost.values())))
+        if self._network.losses or (self._network.returned and waited_s > GRACE_S):
+            raise PeerLostError(self._network.why_first)
+        if self._network.left and waited_s > GRACE_S:
+            raise PeerLostError(f"{next(iter(self._network.left.values()))} while this rank waits for it")
 
     def leave(self, error: BaseException | None = None) -> None:
         """The job has ended on this rank; what happens to other ranks from here on is their business."""
         if error is not None:
-            self._network.farewell(FAILED, f"rank {self._network.rank} {described(error)}")
+            self.fail(error)
         self._network.leave(_LEAVE_S if error is None else 0.0)
         self._restore()
+
+    def leaving(self) -> None:
+        """This rank begins to leave: nothing that another one waits for will come from it."""
+        self._network.farewell(LEFT, f"rank {self._network.rank} has ended its part of the job")
+
+    def fail(self, error: BaseException) -> None:
+        """This rank has failed and is about to leave: tell the others at once, unless it fails because of one of them."""
+        if isinstance(error, PeerLostError) and self._network.losses:
+            return
+        self._network.farewell(FAILED, f"rank {self._network.rank}{described(error)}")
 
     def end(self) -> NoReturn:
         """End the job because of a lost rank; one rank prints why."""
         if not self._announce():
             time.sleep(GRACE_S + _OTHERS_S)
+            self._announce(late=True)
+        elif not self._network.killed:
+            time.sleep(_PRINT_S)
         self._abort(1)
 
     def interrupted(self) -> None:
@@ -101,24 +116,22 @@ class RankWatcher:
                 )  # a rank has returned in order, and this one does something that needs no other
             late_s = GRACE_S if self._is_first() else GRACE_S + _OTHERS_S
             if time.monotonic() - since_s > late_s:
-                self._announce()
+                self._announce(late=True)
                 self._abort(1)
             time.sleep(_POLL_S)
 
     def _is_first(self) -> bool:
-        """Whether this is the lowest of the ranks that are left."""
-        gone = self._network.losses.keys() | self._network.returned.keys()
-        return self._network.rank == min(set(range(self._network.size)) - gone, default=self._network.rank)
+        """Whether this is the rank that prints: the lowest but the first one that was lost. All ranks find the same."""
+        return self._network.rank == (1 if self._network.first_ended == 0 else 0)
 
-    def _announce(self) -> bool:
-        """Print which rank is lost, on one rank, once; whether this is that rank."""
-        if not self._is_first():
+    def _announce(self, *, late: bool = False) -> bool:
+        """Print which rank is lost, on one rank, once; whether this is that rank. `late`: on any, since that one has not."""
+        if not (late or self._is_first()):
             return False
         with self._announcing:
             if not self._has_announced and not self._network.has_reported:
                 self._has_announced = True
-                lost = self._network.losses or self._network.returned
-                sys.stderr.write(f"autotune: error: {next(iter(lost.values()))}\n")
+                sys.stderr.write(f"autotune: error: {self._network.why_first}\n")
                 sys.stderr.flush()
         return True
 
@@ -126,17 +139,19 @@ class RankWatcher:
 
     def _at_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, PeerLostError) and self._network.losses:
+            self._is_uncaught = True
             self._announce()
             return
-        self._network.farewell(FAILED, f"rank {self._network.rank} {described(error)}")
+        self.fail(error)
         self._usual_hook(kind, error, trace)
 
     def _at_exit(self) -> None:
         rank = self._network.rank
-        if self._network.killed or (self._network.losses and not self._network.has_left):
-            self.end()
+        has_failed = self._is_uncaught or not self._network.has_left
+        if self._network.killed or (self._network.losses and has_failed):
+            self.end()  # MPI's own finalisation would wait for ranks that do not come, some of them for ever
         if self._network.has_left:
-            self._network.farewell(LEFT, f"rank {rank} has left")
+            self._network.farewell(LEFT, f"rank {rank} has ended its part of the job")
         else:
             self._network.farewell(RETURNED, f"rank {rank} has returned before the job's end")
 
@@ -146,12 +161,10 @@ class RankWatcher:
 
 
 def described(error: BaseException) -> str:
-    """How a rank ended, as a message to others says it."""
+    """How a rank ended, as a message to others says it, behind the name of the rank."""
     if isinstance(error, SystemExit):
-        return f"has ended by sys.exit({'' if error.code is None else error.code})"
-    if isinstance(error, AutotuneError):
-        return f"has failed: {error}"
-    return f"has failed: {type(error).__name__}: {error}"
+        return f" has ended by sys.exit({'' if error.code is None else error.code})"
+    return f": {type(error).__name__}: {error}"
 
 
 def _main_frame() -> FrameType | None:

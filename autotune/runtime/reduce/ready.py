@@ -129,8 +129,8 @@ class ScheduledPartition:
     @property
     def num_bytes(self) -> int:
         """What it takes of the credit."""
-        ends = [self.round_bytes * (self.partition + more) // self.num_partitions for more in (0, 1)]
-        return ends[1] - ends[0]
+        before = self.round_bytes * self.partition // self.num_partitions
+        return self.round_bytes * (self.partition + 1) // self.num_partitions - before
 
     def size_on(self, rank: int) -> int:
         """Elements of the round on a rank."""

@@ -55,9 +55,9 @@ from autotune.runtime.transport.traced_group import TracedGroup
 from autotune.workloads.errors import SpecError, TrialTimeoutError
 from autotune.workloads.plan import Plan
 
-_SLICE_S = 2.0
+_SLICE_S = 1.0
 """How often a waiting rank checks whether another one has left."""
-_LEFT_S = 4.0
+_LEFT_S = 2.0
 """How long gradients that a rank sent before it left may take to arrive."""
 
 

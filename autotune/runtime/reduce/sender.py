@@ -28,6 +28,8 @@ from autotune.workloads.errors import SpecError
 
 _END_S = 5.0
 """How long a rank that ends waits for the others to end too."""
+_FAILED_S = 1.0
+"""The same for a rank that has failed: what it waits for may never come."""
 _REFUSAL = re.compile(r"rank \d+: SpecError: (?P<text>.*)", re.DOTALL)
 """A SpecError of one rank is raised on all ranks, with the same text."""
 _TAGS = 1 << 16
@@ -163,8 +165,9 @@ class Sender:
 
     def close(self, error: BaseException | None = None) -> None:
         """End together with the other ranks; with an error, theirs end too."""
-        self._endpoint.leave(f"{type(error).__name__}: {error}" if error is not None else None, _END_S)
-        self._completions.close(_END_S)
+        limit_s = _END_S if error is None else _FAILED_S
+        self._endpoint.leave(f"{type(error).__name__}: {error}" if error is not None else None, limit_s)
+        self._completions.close(limit_s)
         del self._group
 
     def _fail(self, why: str) -> None:
