@@ -42,6 +42,7 @@ PROGRAMS = {
     "split": "Splits that follow unlike and disturbed devices (5 min); `-- again`, `-- balance`, `-- disturbance`.",
     "adversarial": "Adversarial scenarios for retuning, in real paced runs (5 min); `-- again`, or name some.",
     "online_cost": "What retuning costs: time of decisions, CPU time, bytes; paced (1 min); `-- again`: the kept run.",
+    "control_plane": "CPU time and bytes of the control plane on 2 to 1,024 ranks, the most of them simulated (2 min).",
     "equality": "Is scheduled training plain training, after 100 steps on 2 and 4 ranks? `-- again`: what is missing.",
     "meta_lab": "The meta-network on real lab runs (root, 7 min); `-- again`: grade the kept runs again.",
 }

@@ -101,6 +101,7 @@ def parallelize(  # noqa: PLR0913 - what a script may choose
     shorten_shared_errors()
     control = start_control()
     set_script_threads(control, take_cores(control))
+    control.network()
     device = script.device
     accelerators = control.share(device.device.type if device.is_accelerator else "")
     transport = transports_for(accelerators, cpu_transports())[0]
@@ -116,12 +117,14 @@ def parallelize(  # noqa: PLR0913 - what a script may choose
     with ExitStack() as leave:
         opener = Groups(control, found, device)
         groups = leave.enter_context(GroupCache(opener, timeout_s=_TIMEOUT_S))
-        setting = ReducerSettings(weight=None, timeout_s=_TIMEOUT_S, on_accelerators=any(accelerators))
+        setting = ReducerSettings(
+            weight=None, timeout_s=_TIMEOUT_S, network=control.network(), on_accelerators=any(accelerators)
+        )
         job = _assemble(script, chosen, control, groups, setting, leave)
         if online:
             controller = script_controller(script.whole, chosen, found, on_decision) if control.is_leader else None
             decide = controller.decide if controller is not None else None
-            coordinator = StepCoordinator(groups.switch(chosen.comm), decide, timeout_s=_TIMEOUT_S)
+            coordinator = StepCoordinator(control.network(), decide, timeout_s=_TIMEOUT_S)
 
             def probe() -> tuple[float, ...]:
                 return probe_links(groups.switch(job.plan.comm), opener.host_representatives)

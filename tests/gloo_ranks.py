@@ -14,8 +14,37 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autotune.runtime.control.network import Network
+from autotune.runtime.control.open_network import open_network
+
 LIMIT_S = 90.0
 """Less than the time limit of a test, so that the threads that hang are named."""
+_OF_THREAD = threading.local()
+
+
+class ThreadControl:
+    """The control plane of ranks that are threads."""
+
+    def __init__(self, rank: int, size: int, barrier: threading.Barrier, shared: list[Any]) -> None:
+        self.rank, self.size = rank, size
+        self._barrier, self._shared = barrier, shared
+
+    def share(self, message: Any) -> list[Any]:
+        self._shared[self.rank] = message
+        self._barrier.wait(20)
+        found = list(self._shared)
+        self._barrier.wait(20)
+        return found
+
+
+def thread_controls(size: int) -> list[ThreadControl]:
+    barrier, shared = threading.Barrier(size), [None] * size
+    return [ThreadControl(rank, size, barrier, shared) for rank in range(size)]
+
+
+def rank_network() -> Network:
+    """The control network of the rank that this thread is; that of a job with one rank in other threads."""
+    return getattr(_OF_THREAD, "network", None) or Network.alone()
 
 
 def gloo_group(store: Any, rank: int, size: int, timeout_s: float = 20.0) -> dist.ProcessGroup:
@@ -30,17 +59,19 @@ def gloo_group(store: Any, rank: int, size: int, timeout_s: float = 20.0) -> dis
     return group
 
 
-def on_ranks(
-    size: int, run: Callable[[dist.ProcessGroup], Any], *, timeout_s: float = 20.0, limit_s: float = LIMIT_S
-) -> list[Any]:
-    """What `run` returns on each rank, or the exception it raised."""
-    store = dist.HashStore()
+def on_networks(size: int, run: Callable[[Network], Any], *, limit_s: float = LIMIT_S) -> list[Any]:
+    """What `run` returns on each rank, or the exception it raised; ranks have a control network and no process group."""
+    controls = thread_controls(size)
 
     def rank_runs(rank: int) -> Any:
+        network = _OF_THREAD.network = open_network(controls[rank])
         try:
-            return run(gloo_group(store, rank, size, timeout_s))
+            return run(network)
         except Exception as error:  # noqa: BLE001 - the test says what it expects
             return error
+        finally:
+            network.leave(5.0)
+            network.stop()
 
     return in_threads(size, rank_runs, limit_s=limit_s)
 
@@ -74,3 +105,11 @@ def in_threads(size: int, run: Callable[[int], Any], *, limit_s: float = LIMIT_S
 def _stack(thread: threading.Thread) -> str:
     frame = sys._current_frames().get(thread.ident or 0)
     return f"{thread.name}:\n{''.join(traceback.format_stack(frame))}"
+
+
+def on_ranks(
+    size: int, run: Callable[[dist.ProcessGroup], Any], *, timeout_s: float = 20.0, limit_s: float = LIMIT_S
+) -> list[Any]:
+    """What `run` returns on each rank, or the exception it raised."""
+    store = dist.HashStore()
+    return on_networks(size, lambda network: run(gloo_group(store, network.rank, size, timeout_s)), limit_s=limit_s)

@@ -60,11 +60,19 @@ def run_on_ranks(job: Job, launch: Launch, body: Body) -> int:
     control = start_control()
     _exit_when_interrupted(control)
     try:
-        body(_check_on_rank_0(job, control), control)
+        clusters = _check_on_rank_0(job, control)
+        control.network()
+        body(clusters, control)
+        _leave_together(control)
     except Exception as error:  # noqa: BLE001 - no rank may be left hanging
-        return _end(error, control)
-    _leave_together(control)
-    return 0
+        exit_code = _end(error, control)
+    except SystemExit as error:  # a user's code has called sys.exit
+        control.leave(error)
+        raise
+    else:
+        exit_code = 0
+    control.leave()
+    return exit_code
 
 
 def _leave_together(control: Control) -> None:
@@ -114,6 +122,8 @@ def _end(error: Exception, control: Control) -> int:
 
     if os.environ.get(DEBUG_VARIABLE):
         traceback.print_exception(error)
+    if control.watcher is not None and control.watcher.has_lost:
+        control.watcher.end()
     if isinstance(error, DismissedError):
         return error.exit_code
     if isinstance(error, AgreedError):
@@ -139,7 +149,9 @@ def _exit_when_interrupted(control: Control) -> None:
     """Every finished trial is on disk, so an interrupted job prints one line and exits."""
 
     def exit_now(number: int, _frame: Any) -> None:
-        if control.is_leader:
+        if control.watcher is not None:
+            control.watcher.interrupted()
+        if control.is_leader and not (control.watcher is not None and control.watcher.has_lost):
             os.write(STDERR, b"\nautotune: interrupted; the same command goes on from here\n")
         os._exit(128 + number)
 

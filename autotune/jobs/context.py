@@ -160,6 +160,7 @@ def set_up(job: Job, cluster: Cluster, control: Control) -> JobContext:
         graph=graph if cluster.is_emulated else None,
         is_first_of_host=hosts.index(hosts[rank]) == rank,
         on_accelerators=any(accelerators),
+        network=control.network(),
         replay=agreed(control, lambda: _replay(changing, groups, rank)),
     )
     ahead_s, error_s = control.clock_offset()

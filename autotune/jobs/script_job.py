@@ -185,6 +185,7 @@ class Parallel:
 
     def close(self, error: BaseException | None = None) -> None:
         """Wait for the gradients of the last step, and restore models and optimizers."""
+        self._control.begin_to_leave(error)
         self._data.close()
         if self._retuned is not None:
             self._retuned.close()
@@ -196,7 +197,10 @@ class Parallel:
             del self._reducer, self._reducer_for, self._open_group
             if self._norms is not None:
                 self._norms.detach()
-            self._leave.close()
+            try:
+                self._leave.close()
+            finally:
+                self._control.leave(error)
 
     def __enter__(self) -> Self:
         return self

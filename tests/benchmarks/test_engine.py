@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autotune.runtime.codecs.protocol import SUM, Round
+from autotune.runtime.control.network import Network
 from autotune.runtime.reduce.send_order import SendOrder
 from autotune.runtime.reduce.sender import Sender
 from tests.gloo_ranks import gloo_group
@@ -56,7 +57,7 @@ def test_cpu_time_of_a_partition(benchmark: Any, credit_partitions: int) -> None
     listener = Completed()
     group: Any = NoTransport(gloo_group(dist.HashStore(), 0, 1))
     order = SendOrder(num_ranks=1, partition_bytes=4, credit_bytes=4 * credit_partitions)
-    sender = Sender(group, lambda: order, listener)
+    sender = Sender(group, Network.alone(), lambda: order, listener)
     tensor, number = torch.zeros(NUM_PARTITIONS), iter(range(10**6))
 
     def exchange() -> float:

@@ -1,6 +1,6 @@
 """Collectives of the control plane over MPI. No other module imports mpi4py.
 
-Messages are small JSON-able values. A blocking MPI call spins at full speed and slows the ranks that compute, so every
+Messages are small JSON-able values (`messages`). A blocking MPI call spins at full speed and slows the ranks that compute, so every
 wait polls with a short sleep instead. An exception that escapes on any rank aborts the whole job, with one message that
 names the rank.
 """
@@ -8,16 +8,22 @@ names the rank.
 from __future__ import annotations
 
 import os
+import struct
 import sys
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from autotune.runtime.control.messages import decode, encode
+from autotune.runtime.control.network import REPORTED, Network
+from autotune.runtime.control.open_network import open_network
+from autotune.runtime.control.watcher import RankWatcher
 from autotune.workloads.errors import AutotuneError
 
 _POLL_S = 0.0005
 _TAG_DOWN, _TAG_UP, _TAG_CLOCK = 1, 2, 3
 _NUM_CLOCK_READINGS = 20
+_CLOCK = struct.Struct("<dd")
 
 
 class RankSilentError(AutotuneError):
@@ -29,6 +35,9 @@ class Control:
 
     has_mpi = True
     """Whether `comm` can carry tensors as well."""
+    watcher: RankWatcher | None = None
+    """Since the control network is open."""
+    _network: Network | None = None
 
     def __init__(self, comm: Any) -> None:
         self._comm = comm
@@ -44,17 +53,38 @@ class Control:
     def is_leader(self) -> bool:
         return self.rank == 0
 
+    def network(self) -> Network:
+        """The control network of the job: opened by the first call, which all ranks make together."""
+        if self._network is None:
+            self._network = open_network(self)
+            self.watcher = RankWatcher(self._network, self.abort)
+        return self._network
+
+    def begin_to_leave(self, error: BaseException | None = None) -> None:
+        """This rank takes part in nothing more: every wait of the others for it ends, at once if it has failed."""
+        if self.watcher is not None and error is None:
+            self.watcher.leaving()
+        elif self.watcher is not None and error is not None:
+            self.watcher.fail(error)
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """The job has ended on this rank."""
+        if self.watcher is not None:
+            self.watcher.leave(error)
+
     def broadcast(self, message: Any = None) -> Any:
         """Rank 0's message, on every rank."""
         if not self.is_leader:
             return self._receive(source=0, tag=_TAG_DOWN, deadline=None)
-        self._finish([self.comm.isend(message, dest=rank, tag=_TAG_DOWN) for rank in range(1, self.size)])
+        data = encode(message)
+        self._finish([self.comm.Isend([data, len(data)], dest=rank, tag=_TAG_DOWN) for rank in range(1, self.size)])
         return message
 
     def gather(self, message: Any, *, timeout_s: float | None = None) -> list[Any] | None:
         """Every rank's message on rank 0, None elsewhere. Raises RankSilentError if a rank does not answer in time."""
         if not self.is_leader:
-            self._finish([self.comm.isend(message, dest=0, tag=_TAG_UP)])
+            data = encode(message)
+            self._finish([self.comm.Isend([data, len(data)], dest=0, tag=_TAG_UP)])
             return None
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         return [message, *(self._receive(source=rank, tag=_TAG_UP, deadline=deadline) for rank in range(1, self.size))]
@@ -74,37 +104,65 @@ class Control:
             if self.is_leader:
                 readings = [self._read_clock(rank, clock) for _ in range(_NUM_CLOCK_READINGS)]
                 offset = min(readings, key=lambda reading: reading[1])
-                self.comm.send(offset, dest=rank, tag=_TAG_CLOCK)
+                self._send_clock(rank, offset)
             elif self.rank == rank:
                 for _ in range(_NUM_CLOCK_READINGS):
-                    self.comm.recv(source=0, tag=_TAG_CLOCK)
-                    self.comm.send(clock(), dest=0, tag=_TAG_CLOCK)
-                found = self.comm.recv(source=0, tag=_TAG_CLOCK)
+                    self._take_clock(0)
+                    self._send_clock(0, (clock(), 0.0))
+                found = self._take_clock(0)
             self.share(None)
         return found
 
     def _read_clock(self, rank: int, clock: Callable[[], float]) -> tuple[float, float]:
         begun = clock()
-        self.comm.send(None, dest=rank, tag=_TAG_CLOCK)
-        theirs = float(self.comm.recv(source=rank, tag=_TAG_CLOCK))
+        self._send_clock(rank, (0.0, 0.0))
+        theirs, _ = self._take_clock(rank)
         ended = clock()
         return theirs - (begun + ended) / 2, (ended - begun) / 2
 
+    def _send_clock(self, rank: int, values: tuple[float, float]) -> None:
+        self.comm.Send([_CLOCK.pack(*values), _CLOCK.size], dest=rank, tag=_TAG_CLOCK)
+
+    def _take_clock(self, rank: int) -> tuple[float, float]:
+        """Spins, but not for ever."""
+        begun_s = time.monotonic()
+        while not self.comm.Iprobe(source=rank, tag=_TAG_CLOCK):
+            self._check_ranks(time.monotonic() - begun_s)
+        data = bytearray(_CLOCK.size)
+        self.comm.Recv([data, _CLOCK.size], source=rank, tag=_TAG_CLOCK)
+        first, second = _CLOCK.unpack(data)
+        return first, second
+
     def _receive(self, *, source: int, tag: int, deadline: float | None) -> Any:
-        while not self.comm.iprobe(source=source, tag=tag):
+        from mpi4py import MPI  # noqa: PLC0415 - loaded already, for the communicator
+
+        status, begun_s = MPI.Status(), time.monotonic()
+        while (message := self.comm.Improbe(source=source, tag=tag, status=status)) is None:
+            self._check_ranks(time.monotonic() - begun_s)
             if deadline is not None and time.monotonic() > deadline:
                 raise RankSilentError(f"rank {source} did not answer in time: it hangs or has died")
             time.sleep(_POLL_S)
-        return self.comm.recv(source=source, tag=tag)
+        data = bytearray(status.Get_count(MPI.BYTE))
+        message.Recv([data, len(data)])
+        return decode(bytes(data))
 
     def _finish(self, requests: list[Any]) -> None:
-        while not all(request.test()[0] for request in requests):
+        begun_s = time.monotonic()
+        while not all(request.Test() for request in requests):
+            self._check_ranks(time.monotonic() - begun_s)
             time.sleep(_POLL_S)
+
+    def _check_ranks(self, waited_s: float) -> None:
+        """Every wait of the control plane calls this: it raises PeerLostError once a rank is lost."""
+        if self.watcher is not None:
+            self.watcher.check(waited_s)
 
     def abort(self, exit_code: int) -> NoReturn:
         """End every rank of the job at once. The results that must survive are on disk already."""
         sys.stdout.flush()
         sys.stderr.flush()
+        if self._network is not None:
+            self._network.farewell(REPORTED, f"rank {self.rank} has ended the job")
         self.comm.Abort(exit_code)
         os._exit(exit_code)
 

@@ -51,7 +51,7 @@ class Loading:
     @property
     def pins(self) -> bool:
         """Whether memory is pinned: only with an accelerator."""
-        return self.pin_memory and torch.accelerator.is_available()
+        return self.pin_memory and bool(accelerator_type())
 
     def collate(self, samples: list[Any]) -> Any:
         """One batch; None without samples."""

@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from autotune.profilers.ranges import Ranges
 from autotune.runtime.codecs.protocol import SUM, Round
 from autotune.runtime.codecs.sufficient_factors import Factors
+from autotune.runtime.control.network import Network
 from autotune.runtime.device import Waits, handle_of
 from autotune.runtime.override import Hook
 from autotune.runtime.reduce.bucketed import Sent, sent_over
@@ -55,9 +56,9 @@ from autotune.runtime.transport.traced_group import set_recording
 from autotune.workloads.errors import SpecError, TrialTimeoutError
 from autotune.workloads.plan import Plan
 
-_SLICE_S = 2.0
+_SLICE_S = 1.0
 """How often a waiting rank checks whether another one has left."""
-_LEFT_S = 4.0
+_LEFT_S = 2.0
 """How long gradients that a rank sent before it left may take to arrive."""
 
 
@@ -79,6 +80,8 @@ class ReducerSettings:
     """Called with the floating-point operations of sufficient factors beyond those of an ordinary backward pass."""
     timeout_s: float = 600.0
     """The longest wait for other ranks."""
+    network: Network = field(default_factory=Network.alone)
+    """The control network of the ranks of the group."""
     ranges: Ranges = field(default_factory=Ranges)
     """Names the work on each buffer for a torch profiler."""
     on_accelerators: bool = False
@@ -214,7 +217,7 @@ class ScheduledReducer(BackwardPasses):
         )
         fixed_order = FixedOrder.of(self._plan.comm, self.buffers) if self._has_fixed_order else None
         make_order = partial(SendOrder.of, self._plan.comm, len(self.buffers), self._group.size())
-        self._sender = Sender(self._group, make_order, self, fixed_order, self._device)
+        self._sender = Sender(self._group, self._settings.network, make_order, self, fixed_order, self._device)
         self._watch = LateWatch(lambda: self._sender.report_late(self._num_steps))
         self._handles: list[Any] = [*self._hook_gradients(), *self._hook_models()]
         self._around_step = self._hook_steps()

@@ -18,43 +18,27 @@ from typing import Self
 
 from autotune.runtime.codecs.protocol import Identity
 from autotune.runtime.reduce.fusion_buffer import FusionBuffer
+from autotune.runtime.reduce.ready import ReadyRanks, ReadyRound, ReadyRounds, ScheduledPartition
 from autotune.runtime.reduce.step_position import out_of_step, rarest
 from autotune.workloads.errors import SpecError
 from autotune.workloads.plan import CommPlan, Priority
 from autotune.workloads.plan.buckets import num_partitions
 
 
-@dataclass(frozen=True, slots=True)
-class ReadyRound:
-    """One rank has a round of a buffer ready for the wire."""
+@dataclass(slots=True)
+class _CutRound:
+    """A round that all ranks have ready, of which `num_taken` partitions have been scheduled."""
 
-    buffer: int
-    round: int
-    num_bytes: int
-    num_elements: int
-    cuttable: bool
-    """Whether it may be sent in partitions."""
-    unused: Sequence[int] = ()
-    """Parameters of the buffer, by place, that have no gradient on this rank."""
-    position: int = 0
-    """Of this rank in the script; all ranks must be at the same one."""
+    ready: ReadyRanks
+    count: int
+    num_taken: int = 0
 
-
-@dataclass(frozen=True, slots=True)
-class ScheduledPartition:
-    """A partition that every rank may post now, after all partitions scheduled before it."""
-
-    buffer: int
-    round: int
-    partition: int
-    num_partitions: int
-    """Of this round."""
-    num_bytes: int
-    """What it takes of the credit."""
-    sizes: Sequence[int]
-    """Elements of the round on each rank."""
-    unused: Sequence[int]
-    """Parameters of the buffer that have a gradient on no rank."""
+    def take(self) -> ScheduledPartition:
+        ready, index = self.ready, self.num_taken
+        self.num_taken += 1
+        return ScheduledPartition(
+            ready.buffer, ready.round, index, self.count, ready.num_bytes, ready.sizes, ready.unused
+        )
 
 
 class SendOrder:
@@ -76,8 +60,8 @@ class SendOrder:
         self.partition_bytes, self.credit_bytes = partition_bytes, credit_bytes
         self._num_ranks = num_ranks
         self._priorities = priorities
-        self._ready: dict[tuple[int, int], dict[int, ReadyRound]] = {}
-        self._waiting: list[tuple[int, int, ScheduledPartition]] = []
+        self._ready = ReadyRounds(num_ranks)
+        self._waiting: list[tuple[int, int, _CutRound]] = []
         self._num_cut = 0
         self.in_flight_bytes = 0
 
@@ -94,12 +78,12 @@ class SendOrder:
 
     def mark_ready(self, rank: int, ready: ReadyRound) -> None:
         """A round that is ready on all ranks is cut and waits to be scheduled."""
-        key = (ready.buffer, ready.round)
-        by_rank = self._ready.setdefault(key, {})
-        by_rank[rank] = ready
-        if len(by_rank) == self._num_ranks:
-            del self._ready[key]
-            self._cut([by_rank[index] for index in range(self._num_ranks)])
+        self.add(ReadyRanks.of(rank, ready))
+
+    def add(self, part: ReadyRanks) -> None:
+        """As `mark_ready`, for several ranks at once."""
+        if (ready := self._ready.add(part)) is not None:
+            self._cut(ready)
 
     def completed(self, num_bytes: int) -> None:
         """A partition has completed: its credit is free again."""
@@ -109,24 +93,24 @@ class SendOrder:
         """The partitions that may be posted now, in this order."""
         scheduled = []
         while self._waiting and (self.credit_bytes is None or self.in_flight_bytes < self.credit_bytes):
-            partition = heapq.heappop(self._waiting)[-1]
+            most_urgent = self._waiting[0][-1]
+            partition = most_urgent.take()
+            if most_urgent.num_taken == most_urgent.count:
+                heapq.heappop(self._waiting)
             self.in_flight_bytes += partition.num_bytes
             scheduled.append(partition)
         return scheduled
 
-    def _cut(self, rounds: list[ReadyRound]) -> None:
-        first = rounds[0]
-        positions = [ready.position for ready in rounds]
-        if len(set(positions)) > 1:
-            raise SpecError(out_of_step(rarest(positions)))
+    def _cut(self, ready: ReadyRanks) -> None:
+        if len(ready.positions) > 1:
+            raise SpecError(out_of_step(rarest(ready.positions)))
         # A sum has the same size on every rank. A gather is sent whole, and the tensors of all ranks count.
         count = 1
-        if first.cuttable and self.partition_bytes is not None:
-            count = num_partitions(self.partition_bytes, first.num_bytes, first.num_elements)
-        for partition in partitions_of(rounds, count):
-            urgency = self._priorities[partition.buffer] if self._priorities is not None else 0
-            heapq.heappush(self._waiting, (urgency, self._num_cut, partition))
-            self._num_cut += 1
+        if ready.cuttable and self.partition_bytes is not None:
+            count = num_partitions(self.partition_bytes, ready.num_bytes, ready.sizes[0])
+        urgency = self._priorities[ready.buffer] if self._priorities is not None else 0
+        heapq.heappush(self._waiting, (urgency, self._num_cut, _CutRound(ready, count)))
+        self._num_cut += 1
 
 
 class FixedOrder:
@@ -156,7 +140,8 @@ class FixedOrder:
         self._ready[ready.buffer] = ready
         scheduled: list[ScheduledPartition] = []
         while (following := self._ready.pop(self._next, None)) is not None:
-            scheduled += partitions_of([following], self._counts[self._next])
+            cut = _CutRound(ReadyRanks.of(0, following), self._counts[self._next])
+            scheduled += [cut.take() for _ in range(cut.count)]
             self._next = (self._next + 1) % len(self._counts)
         return scheduled
 
@@ -167,22 +152,3 @@ def needs_no_schedule(comm: CommPlan, buffers: Sequence[FusionBuffer]) -> bool:
         comm.priority == Priority.FIFO and comm.credit_bytes >= sum(buffer.whole.nbytes for buffer in buffers)
     )
     return is_unlimited and all(isinstance(buffer.codec, Identity) for buffer in buffers)
-
-
-def partitions_of(rounds: Sequence[ReadyRound], count: int) -> list[ScheduledPartition]:
-    """One round, as all ranks have it ready, cut into `count` partitions."""
-    first = rounds[0]
-    num_bytes = first.num_bytes if first.cuttable else sum(ready.num_bytes for ready in rounds)
-    unused = set(first.unused).intersection(*(ready.unused for ready in rounds))
-    return [
-        ScheduledPartition(
-            buffer=first.buffer,
-            round=first.round,
-            partition=index,
-            num_partitions=count,
-            num_bytes=num_bytes * (index + 1) // count - num_bytes * index // count,
-            sizes=tuple(ready.num_elements for ready in rounds),
-            unused=tuple(sorted(unused)),
-        )
-        for index in range(count)
-    ]

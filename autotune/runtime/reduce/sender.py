@@ -1,8 +1,8 @@
 """One rank's sending: report what is ready, post what is scheduled in that order, report what has completed.
 
-One thread waits for posted collectives, in order (`completions`), another for messages of the schedule (`coordinator`);
-neither spins. A failure on any rank reaches all ranks: rank 0 stops scheduling and sends the reason, and every waiting
-thread wakes with it.
+One thread waits for posted collectives, in order (`completions`), that of the control network for messages of the
+schedule (`coordinator`); neither spins. A failure on any rank reaches all ranks: rank 0 stops scheduling and sends the
+reason, and every waiting thread wakes with it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autotune.runtime.codecs.protocol import GATHER, SUM, Round
-from autotune.runtime.control.channel import open_channels
+from autotune.runtime.control.network import Network
 from autotune.runtime.device import CPU, DeviceHandle, Stamp
 from autotune.runtime.errors import PeerLostError
 from autotune.runtime.reduce.completions import CompletionQueue
 from autotune.runtime.reduce.coordinator import Coordinator, Endpoint, Follower
-from autotune.runtime.reduce.send_order import FixedOrder, ReadyRound, ScheduledPartition, SendOrder
+from autotune.runtime.reduce.ready import ReadyRound, ScheduledPartition
+from autotune.runtime.reduce.send_order import FixedOrder, SendOrder
 from autotune.runtime.transport.traced_group import Delivery
 from autotune.workloads.errors import SpecError
 
 _END_S = 5.0
 """How long a rank that ends waits for the others to end too."""
+_FAILED_S = 1.0
+"""The same for a rank that has failed: what it waits for may never come."""
 _REFUSAL = re.compile(r"rank \d+: SpecError: (?P<text>.*)", re.DOTALL)
 """A SpecError of one rank is raised on all ranks, with the same text."""
 _TAGS = 1 << 16
@@ -92,20 +95,21 @@ class Sender:
     together.
 
     Threads: any thread may call any method but `close`, which the training thread calls once. Partitions are posted by
-    one thread at a time: under the coordinator's lock on rank 0, by the follower's thread elsewhere, by the thread that
-    calls `mark_ready` in a fixed order. Completions are serialized by the completion queue. An open round is added
+    one thread at a time: by any thread on rank 0, by the network's thread elsewhere, by the thread that calls `mark_ready`
+    in a fixed order. Completions are serialized by the completion queue. An open round is added
     before the round is reported ready and removed by its last completion, so its entry needs no lock.
     """
 
     def __init__(
         self,
         group: dist.ProcessGroup,
+        network: Network,
         make_order: Callable[[], SendOrder],
         listener: Listener,
         fixed_order: FixedOrder | None = None,
         device: DeviceHandle = CPU,
     ) -> None:
-        """With a `fixed_order` ranks exchange no schedule, and use the control channels for failures only.
+        """With a `fixed_order` ranks exchange no schedule, and use the control network for failures only.
 
         An accelerator posts from one stream of its own and waits for completions in another: neither holds up the stream
         that computes, nor the other.
@@ -123,13 +127,13 @@ class Sender:
         self.recording = False
         self._transfers: list[Transfer] = []
         self._completions = CompletionQueue(self._complete, waiters_help=not device.is_accelerator)
-        self._endpoint = self._open_endpoint(make_order)
+        self._endpoint = self._open_endpoint(network, make_order)
 
-    def _open_endpoint(self, make_order: Callable[[], SendOrder]) -> Endpoint:
-        channels = open_channels(self._group)
-        if self._group.rank() == 0:
-            return Coordinator(channels, make_order(), self._post, self._fail)
-        return Follower(channels[0], self._post, self._fail)
+    def _open_endpoint(self, network: Network, make_order: Callable[[], SendOrder]) -> Endpoint:
+        assert network.size == self._group.size(), "the control network is that of other ranks than the group"
+        if network.rank == 0:
+            return Coordinator(network, make_order(), self._post, self._fail)
+        return Follower(network, self._post, self._fail)
 
     def mark_ready(
         self, buffer: int, number: int, content: Round, unused: Sequence[int] = (), *, position: int = 0
@@ -171,8 +175,9 @@ class Sender:
 
     def close(self, error: BaseException | None = None) -> None:
         """End together with the other ranks; with an error, theirs end too."""
-        self._endpoint.leave(f"{type(error).__name__}: {error}" if error is not None else None, _END_S)
-        self._completions.close(_END_S)
+        limit_s = _END_S if error is None else _FAILED_S
+        self._endpoint.leave(f"{type(error).__name__}: {error}" if error is not None else None, limit_s)
+        self._completions.close(limit_s)
         del self._group
 
     def _fail(self, why: str) -> None:
@@ -203,7 +208,9 @@ class Sender:
         self._num_messages += 1
         own = content.tensors[0 if content.kind == GATHER else rank]
         opened.received = tuple(
-            own if source == rank else own.new_empty(partition.sizes[source] if content.kind == GATHER else own.numel())
+            own
+            if source == rank
+            else own.new_empty(partition.size_on(source) if content.kind == GATHER else own.numel())
             for source in range(size)
         )
         peers = [peer for peer in range(size) if peer != rank]

@@ -55,12 +55,48 @@ def share_optimizer_states(control: Control, optimizers: Sequence[Optimizer]) ->
         digests = control.share(_digest(optimizer.state_dict()))
         if len(set(digests)) > 1:
             state = optimizer.state_dict()
-            groups = control.broadcast(state["param_groups"] if control.is_leader else None)
+            groups = control.broadcast(_packed(state["param_groups"]) if control.is_leader else None)
             keys = control.broadcast(list(state["state"]) if control.is_leader else None)
             # One message per parameter, so that no message exceeds MPI's limit.
-            states = {key: control.broadcast(state["state"][key] if control.is_leader else None) for key in keys}
+            states = {
+                key: _unpacked(control.broadcast(_packed(state["state"][key]) if control.is_leader else None))
+                for key in keys
+            }
             if not control.is_leader:
-                optimizer.load_state_dict({"param_groups": groups, "state": states})
+                optimizer.load_state_dict({"param_groups": _unpacked(groups), "state": states})
+
+
+def _packed(value: Any) -> Any:
+    """A value of an optimizer's state as a message between ranks: a list of what it is and its content."""
+    if isinstance(value, Tensor):
+        dense = value.detach().to("cpu").contiguous()
+        content = dense.reshape(-1).view(torch.uint8).numpy().tobytes()
+        return ["tensor", str(dense.dtype).removeprefix("torch."), list(dense.shape), content]
+    if isinstance(value, Mapping):
+        return ["table", [[_packed(key), _packed(entry)] for key, entry in value.items()]]
+    if isinstance(value, list | tuple):
+        return ["list" if isinstance(value, list) else "tuple", [_packed(entry) for entry in value]]
+    if value is None or isinstance(value, bool | int | float | str):
+        return ["plain", value]
+    raise SpecError(
+        f"an optimizer's state holds a {type(value).__name__}, which ranks do not exchange: load its checkpoint on every rank"
+    )
+
+
+def _unpacked(message: Any) -> Any:
+    kind, *content = message
+    if kind == "tensor":
+        name, shape, data = content
+        dtype = getattr(torch, name)
+        return (
+            torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
+        )
+    if kind == "table":
+        return {_unpacked(key): _unpacked(entry) for key, entry in content[0]}
+    if kind in ("list", "tuple"):
+        entries = [_unpacked(entry) for entry in content[0]]
+        return entries if kind == "list" else tuple(entries)
+    return content[0]
 
 
 def _digest(value: Any) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from autotune.profilers.ranges import Ranges
 from autotune.runtime import device as devices
+from autotune.runtime.control.network import Network
 from autotune.runtime.data.micro_batches import MicroBatches, Pass, loss_of
 from autotune.runtime.device import DeviceHandle, Stamp, Waits
 from autotune.runtime.emulate.device_pacer import DevicePacer
@@ -52,6 +53,8 @@ class RankContext:
     """The longest wait for other ranks."""
     on_accelerators: bool = False
     """Whether any rank of the job trains on an accelerator."""
+    network: Network = field(default_factory=Network.alone)
+    """The control network of the job."""
     replay: Replay | None = None
     """The scenario that the cluster goes through, if any."""
 
@@ -192,11 +195,13 @@ class Trainer:
             self._reducer.record(on=self._is_recording)
 
     def _make_reducer(self) -> Reducer:
+        context = self.rank_context
         setting = ReducerSettings(
+            network=context.network,
             ranges=self.ranges,
-            timeout_s=self.rank_context.timeout_s,
+            timeout_s=context.timeout_s,
             calls_begin=True,
-            on_accelerators=self.rank_context.on_accelerators,
+            on_accelerators=context.on_accelerators,
         )
         if self._pacer is not None:
             setting = replace(setting, on_stall=self._pacer.idle, on_rebuild=self._pacer.rebuild)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore
 
 from autotune.runtime.control.mpi import Control
 from autotune.runtime.device import CPU, DeviceHandle
@@ -24,6 +24,7 @@ from autotune.runtime.transport.accelerator_group import AcceleratorGroup
 from autotune.runtime.transport.link_check import host_representatives
 from autotune.runtime.transport.link_clock import LinkClocks
 from autotune.runtime.transport.mpi_group import MpiGroup
+from autotune.runtime.transport.network_store import NetworkStore
 from autotune.runtime.transport.open_group import OpenGroup
 from autotune.runtime.transport.paced_group import PacedGroup
 from autotune.runtime.transport.shard_group import ShardGroup
@@ -53,8 +54,7 @@ class Groups:
         self._threads: list[threading.Thread] = []
         hosts = control.share(socket.gethostname())
         self._one_machine = len(set(hosts)) == 1
-        self._store = self._make_store(hosts[0])
-        control.share(None)  # rank 0 keeps its store until all ranks are connected
+        self._store = NetworkStore(control.network())
         self._clocks = self._map_clocks() if cluster.paces_links else None
 
     @contextmanager
@@ -176,14 +176,6 @@ class Groups:
         if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
             return dist.ProcessGroupGloo.create_device(interface=interface)
         return dist.ProcessGroupGloo.create_device(hostname=socket.gethostname())
-
-    def _make_store(self, leader_host: str) -> Store:
-        address = "127.0.0.1" if self._one_machine else leader_host
-        if self._control.is_leader:
-            store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
-            self._control.broadcast(store.port)
-            return store
-        return TCPStore(address, self._control.broadcast(), is_master=False)
 
     def _map_clocks(self) -> LinkClocks:
         if not self._one_machine:

@@ -192,7 +192,8 @@ class RankRunner:
                         raise SpecError(
                             "a plan with pipeline stages cannot change while it trains: train without --online"
                         )
-                    coordinator = StepCoordinator(trainer.group, retuning.decide, timeout_s=budget.timeout_s)
+                    network = self._rank_context.network
+                    coordinator = StepCoordinator(network, retuning.decide, timeout_s=budget.timeout_s)
                     stepper = RetunedTrainer(
                         trainer,
                         coordinator,
@@ -228,6 +229,7 @@ class RankRunner:
         trainers: list[TrainerProtocol] = []
         rank_context = replace(rank_context or self._rank_context, timeout_s=timeout_s)
         failure: Exception | None = None
+        rank_context.network.begin_scope()
         try:
             if (found := self._fault_before_collectives(plans, rank_context)) is not None:
                 return [RankOutcome(fault=found)] * len(plans)
@@ -248,6 +250,7 @@ class RankRunner:
         except Exception as error:  # noqa: BLE001 - a user's model may raise anything; the sweep goes on
             # The traceback's frames hold the trainers, which hold the groups: peers wait until these are closed.
             failure = error
+            rank_context.network.fail_scope(f"{type(error).__name__}: {error}")
             return [RankOutcome(fault=fault_of(error))] * len(plans)
         finally:
             if self._rank_context.replay is not None:

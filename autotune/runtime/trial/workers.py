@@ -15,6 +15,7 @@ from autotune.profilers.timeline import Timeline
 from autotune.results.store.record import RankResult, TrialState
 from autotune.runtime.control.mpi import Control, RankSilentError
 from autotune.runtime.control.step_directives import Decide
+from autotune.runtime.errors import PeerLostError
 from autotune.runtime.trial.outcome import RankOutcome
 from autotune.runtime.trial.runner import Budget, RankRunner, Retuning
 from autotune.workloads.errors import AutotuneError, LossNotFiniteError
@@ -106,7 +107,7 @@ class Workers:
         try:
             mine = carry_out(order, self._runner, on_step, decide)
             found = self._control.gather(to_data(mine), timeout_s=budget.timeout_s + _GRACE_S) or []
-        except RankSilentError as error:
+        except (RankSilentError, PeerLostError) as error:
             raise LostRankError(Measurement(state=TrialState.FAILED, reason=str(error))) from error
         return [[from_data(RankOutcome, outcome, f"rank {rank}") for outcome in of] for rank, of in enumerate(found)]
 

@@ -35,7 +35,10 @@ def train(  # noqa: PLR0913 - one run
 ) -> dict[str, Any]:
     size, total = control.size, workload.global_batch
     rank_context = RankContext(
-        rank=control.rank, device=load_cluster("this-machine").devices[0], torch_device=torch.device("cpu")
+        rank=control.rank,
+        device=load_cluster("this-machine").devices[0],
+        torch_device=torch.device("cpu"),
+        network=control.network(),
     )
     plan = Plan(batch=BatchPlan(samples=even(total, bounds(size, total))))
     generator, num_changes = random.Random(seed), 0

@@ -6,9 +6,9 @@ online_cost.py WORKLOAD CLUSTER OUT.json SCENARIO STEPS
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,14 +19,16 @@ from autotune.profilers.step_stats import StepRow
 from autotune.results.store.decision import Decision
 from autotune.results.store.environment import describe_environment
 from autotune.results.store.store import write_json
+from autotune.runtime.control.network import Network, Topic
 from autotune.runtime.control.step_directives import StepCoordinator, StepReport
+from autotune.runtime.control.wire import HEADER_BYTES
 from autotune.runtime.trial import runner
 from autotune.workloads.plan import BatchPlan, CommPlan, Plan
+from autotune.workloads.serial import from_data, to_data
 from autotune.workloads.split import proportional
 from tests.benchmarks.online_cost import Account, OnlineCost, Taken
 from tests.benchmarks.retuned_runs import on_context, trained
 
-FRAME_BYTES = 4
 BUCKET_BYTES = 1 << 18
 
 
@@ -35,35 +37,58 @@ def num_interruptions() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
+class CountingTopic:
+    """A topic that counts the bytes of its messages, with those of their frames."""
+
+    def __init__(self, topic: Topic, num_children: int) -> None:
+        self._topic, self._num_children = topic, num_children
+        self.close, self.num_bytes = topic.close, 0
+
+    def to_parent(self, payload: bytes) -> None:
+        self.num_bytes += len(payload) + HEADER_BYTES
+        self._topic.to_parent(payload)
+
+    def to_root(self, payload: bytes) -> None:
+        self._topic.to_root(payload)
+
+    def to_all(self, payload: bytes) -> None:
+        """Relayed by other ranks too, each of which receives it once."""
+        self.num_bytes += self._num_children * (len(payload) + HEADER_BYTES)
+        self._topic.to_all(payload)
+
+
 class CountingCoordinator(StepCoordinator):
     """A step coordinator that counts its bytes and its CPU time."""
 
     accounts: ClassVar[list[Account]] = []
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._num_bytes, self._cpu_s, self._begun_cpu_s = 0, 0.0, time.process_time()
-        super().__init__(*args, **kwargs)
+    def __init__(self, network: Network, *args: Any, **kwargs: Any) -> None:
+        self._cpu_s, self._begun_cpu_s = 0.0, time.process_time()
+        super().__init__(network, *args, **kwargs)
+        self._counting = self._topic = CountingTopic(self._topic, network.size - 1)  # type: ignore[assignment]
 
     def report(self, report: StepReport) -> None:
-        begun_s = time.thread_time()
-        super().report(report)
-        self._cpu_s += time.thread_time() - begun_s
-        if self.rank:
-            self._num_bytes += len(json.dumps(report.as_message())) + FRAME_BYTES
+        self._counted(super().report, report)
+
+    def from_child(self, child: int, payload: bytes) -> None:
+        self._counted(super().from_child, child, payload)
+
+    def from_root(self, payload: bytes) -> None:
+        self._counted(super().from_root, payload)
+
+    def _publish_next(self, step: int, complete: dict[int, bytes]) -> None:
+        self._counted(super()._publish_next, step, complete)
 
     def close(self) -> None:
         total_cpu_s = time.process_time() - self._begun_cpu_s
         super().close()
-        account = Account(num_bytes=self._num_bytes, cpu_s=self._cpu_s, total_cpu_s=total_cpu_s)
+        account = Account(num_bytes=self._counting.num_bytes, cpu_s=self._cpu_s, total_cpu_s=total_cpu_s)
         self.accounts.append(account)
 
-    def _send_to_all(self, message: list[Any]) -> None:
-        self._num_bytes += len(self._channels) * (len(json.dumps(message)) + FRAME_BYTES)
-        super()._send_to_all(message)
-
-    def _listen(self) -> None:
-        super()._listen()
-        self._cpu_s += time.thread_time()
+    def _counted(self, call: Callable[..., None], *arguments: Any) -> None:
+        begun_s = time.thread_time()
+        call(*arguments)
+        self._cpu_s += time.thread_time() - begun_s
 
 
 def main() -> None:
@@ -97,7 +122,8 @@ def main() -> None:
         made.append((context.cluster.label, done.measured.steps_s, taken_s))
 
     control = on_context(job, lead)
-    accounts = control.share(CountingCoordinator.accounts[-1])
+    shared = control.share(to_data(CountingCoordinator.accounts[-1]))
+    accounts = [from_data(Account, one, "account") for one in shared]
     if made:
         label, steps_s, taken_s = made[0]
         found = OnlineCost(

@@ -25,6 +25,7 @@ from autotune.runtime.trial.runner import Budget
 from autotune.runtime.trial.workers import carry_out
 from autotune.workloads.cluster import Cluster, Device, Host
 from autotune.workloads.plan import MIB, BatchPlan, CommPlan, Plan
+from autotune.workloads.serial import to_data
 
 CLUSTER_FILE = Path(__file__).parents[1] / "clusters" / "pair.toml"
 SLOWER = 1.05
@@ -85,7 +86,7 @@ def follow(control: Control, contexts: tuple[JobContext, JobContext]) -> None:
     """Every other rank: receive the cluster, then the order."""
     while (which := control.broadcast()) is not None:
         order = control.broadcast()
-        control.gather(carry_out(order, contexts[which].runner))
+        control.gather(to_data(carry_out(order, contexts[which].runner)))
 
 
 def main(out: Path, job_number: int, num_rounds: int) -> None:

@@ -79,7 +79,7 @@ def agreed_tables(control: Control, setting: Setting, time_s: float) -> dict[str
     """Rank 0's searched order on all ranks: two searches under a time limit may find two."""
     found = tables_of(setting, time_s if control.is_leader else 0.01)
     mine = found["searched"]
-    graph = control.broadcast(mine.graph if control.is_leader else None)
+    graph = mine.graph
     order = control.broadcast([[(s.block, s.microbatch) for s in one] for one in mine.order])
     steps = [[(graph.index[block], microbatch) for block, microbatch in one] for one in order]
     searched = timetable(graph, setting.num_microbatches, steps)

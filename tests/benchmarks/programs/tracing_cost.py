@@ -46,6 +46,7 @@ rank_context = RankContext(
     rank=control.rank,
     device=cluster.devices[control.rank],
     torch_device=torch.device("cpu"),
+    network=control.network(),
     is_first_of_host=control.is_leader,
 )
 groups = Groups(control, cluster)

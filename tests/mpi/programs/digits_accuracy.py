@@ -37,7 +37,10 @@ control = start_control()
 workload = load_workload("digits")
 groups = Groups(control, load_cluster("this-machine").for_ranks(control.size))
 rank_context = RankContext(
-    rank=control.rank, device=load_cluster("this-machine").devices[0], torch_device=torch.device("cpu")
+    rank=control.rank,
+    device=load_cluster("this-machine").devices[0],
+    torch_device=torch.device("cpu"),
+    network=control.network(),
 )
 for name, plan in (CODECS if sys.argv[1:] == ["codecs"] else PLANS).items():
     with groups.open("gloo", timeout_s=60) as group:

@@ -176,12 +176,15 @@ def nudge(model: nn.Module, generator: torch.Generator) -> None:
         parameter.grad *= 1 + moved
 
 
-def scheduled(job: Any, optimizer_name: str, plan: Plan, groups: Groups, rank: int) -> nn.Module:
+def scheduled(job: Any, optimizer_name: str, plan: Plan, groups: Groups, control: Control) -> nn.Module:
+    rank = control.rank
     dataset, samples, comm = job.dataset(), plan.batch.samples, plan.comm
     with groups.open(comm.transport, collective=comm.collective, servers=comm.servers, timeout_s=60) as group:
         made = fresh(job, optimizer_name)
         weight = samples[rank] / job.global_batch
-        reducer = CrossStepReducer(*made, plan, group, ReducerSettings(weight=weight, timeout_s=60))
+        reducer = CrossStepReducer(
+            *made, plan, group, ReducerSettings(weight=weight, timeout_s=60, network=control.network())
+        )
 
         def gradients(model: nn.Module, step: int) -> None:
             batch = rows_of(rows(job, dataset, step), sum(samples[:rank]), samples[rank])
@@ -208,7 +211,8 @@ def plain_trainings(
     """As it is, and rounding differently, divided among the ranks; in float64 only the first."""
     wanted = (Rounding(), *ROUNDINGS) if DTYPE == "float32" else (Rounding(),)
     own = wanted[control.rank :: control.size]
-    found = control.share([values(plain(job, optimizer_name, samples, rounding)) for rounding in own])
+    shared = control.share([values(plain(job, optimizer_name, samples, rounding)).tolist() for rounding in own])
+    found = [[torch.tensor(one, dtype=torch.float64) for one in of_rank] for of_rank in shared]
     (first, *others), *more = found
     return first, [*others, *(value for shared in more for value in shared)]
 
@@ -260,7 +264,7 @@ def main() -> None:
                 comm=CommPlan(reducer="scheduled", **options),
                 compression=CompressionPlan(factors=factors),
             )
-            error = distance(values(scheduled(job, optimizer_name, plan, groups, control.rank)), expected)
+            error = distance(values(scheduled(job, optimizer_name, plan, groups, control)), expected)
             errors = control.gather(error)
             if errors is not None:
                 case = {

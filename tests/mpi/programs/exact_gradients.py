@@ -60,7 +60,10 @@ def split(total: int, parts: int, generator: random.Random) -> tuple[int, ...]:
 
 def check(workload: Workload, dtype: str, plan: Plan, groups: Groups, control: Control) -> None:
     rank_context = RankContext(
-        rank=control.rank, device=load_cluster("this-machine").devices[0], torch_device=torch.device("cpu")
+        rank=control.rank,
+        device=load_cluster("this-machine").devices[0],
+        torch_device=torch.device("cpu"),
+        network=control.network(),
     )
     with groups.open(plan.comm.transport, timeout_s=30) as group:
         trainer = Trainer(workload, plan, group, rank_context, seed=3)

@@ -19,6 +19,7 @@ from autotune.runtime.transport.groups import Groups
 from autotune.workloads.cluster import load_cluster
 from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
 from autotune.workloads.registry import load_workload
+from autotune.workloads.serial import from_data, to_data
 
 torch.set_num_threads(1)
 control = start_control()
@@ -52,7 +53,13 @@ def trace(
     reducer, transport = configuration
     cluster = load_cluster(cluster_name).for_ranks(size)
     graph = capture_workload(workload, 0) if cluster.is_emulated else None
-    rank_context = RankContext(rank=rank, device=cluster.devices[rank], torch_device=torch.device("cpu"), graph=graph)
+    rank_context = RankContext(
+        rank=rank,
+        device=cluster.devices[rank],
+        torch_device=torch.device("cpu"),
+        graph=graph,
+        network=control.network(),
+    )
     with groups.open(transport, timeout_s=30, traced=True) as group:
         trainer = Trainer(workload, plan_for(reducer, transport, workload.global_batch), group, rank_context, seed=0)
         for _ in range(3):
@@ -62,8 +69,8 @@ def trace(
         step, timeline = traced_step(trainer, ClockOffset())
         trainer.close()
         del trainer, group
-    parts = control.gather((timeline, step.total_s)) or []
-    return Timeline.merge(part for part, _ in parts), [wall_s for _, wall_s in parts]
+    parts = control.gather((to_data(timeline), step.total_s)) or []
+    return Timeline.merge(from_data(Timeline, part, "timeline") for part, _ in parts), [wall_s for _, wall_s in parts]
 
 
 def unaccounted(timeline: Timeline, walls_s: list[float]) -> list[float]:

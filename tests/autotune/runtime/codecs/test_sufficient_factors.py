@@ -14,7 +14,7 @@ from autotune.runtime.reduce.cross_step import CrossStepReducer
 from autotune.runtime.reduce.scheduled import ReducerSettings
 from autotune.runtime.transport.wrapped_group import WrappedGroup
 from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
-from tests.gloo_ranks import on_ranks
+from tests.gloo_ranks import on_ranks, rank_network
 
 
 class Counting(WrappedGroup):
@@ -48,7 +48,7 @@ def gradient_and_bytes(width: int, rows: tuple[int, ...], factors: tuple[str, ..
             comm=CommPlan(reducer="scheduled", partition_bytes=2**24, credit_bytes=2**30),
             compression=CompressionPlan(factors=factors),
         )
-        settings = ReducerSettings(weight=rows[group.rank()] / sum(rows), timeout_s=60)
+        settings = ReducerSettings(weight=rows[group.rank()] / sum(rows), timeout_s=60, network=rank_network())
         reducer = CrossStepReducer(model, torch.optim.SGD(model.parameters(), lr=0.0), plan, counting, settings)
         x = torch.randn(sum(rows), width, generator=torch.Generator().manual_seed(2))
         start = sum(rows[: group.rank()])

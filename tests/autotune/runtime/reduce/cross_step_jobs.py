@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from autotune.runtime.reduce.cross_step import CrossStepReducer
 from autotune.runtime.reduce.scheduled import ReducerSettings
 from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
-from tests.gloo_ranks import on_ranks
+from tests.gloo_ranks import on_ranks, rank_network
 
 FIXED_ORDER = {"priority": "fifo", "credit_bytes": 10**9}
 """With this, ranks exchange no schedule."""
@@ -107,7 +107,9 @@ def plan_of(num_ranks: int, **comm: Any) -> Plan:
 
 
 def reducer_of(model: nn.Module, optimizer: Optimizer, group: dist.ProcessGroup, **comm: Any) -> CrossStepReducer:
-    settings = ReducerSettings(weight=SAMPLES[group.size()][group.rank()] / BATCH, timeout_s=15.0)
+    settings = ReducerSettings(
+        weight=SAMPLES[group.size()][group.rank()] / BATCH, timeout_s=15.0, network=rank_network()
+    )
     return CrossStepReducer(model, optimizer, plan_of(group.size(), **comm), group, settings)
 
 

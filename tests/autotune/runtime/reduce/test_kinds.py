@@ -19,7 +19,7 @@ from autotune.workloads.cluster import load_cluster
 from autotune.workloads.errors import SpecError
 from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, KindCodec, Plan
 from autotune.workloads.plan.codecs import wire_bytes
-from tests.gloo_ranks import gloo_group, on_ranks
+from tests.gloo_ranks import gloo_group, on_ranks, rank_network
 
 WIDTH = 64
 
@@ -71,7 +71,11 @@ def first_step(group: dist.ProcessGroup, plan: Plan) -> dict[str, Tensor]:
     """The gradients on one rank after a backward pass on its own rows."""
     model = model_of()
     reducer = ScheduledReducer(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), plan, group, ReducerSettings(weight=1 / group.size())
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        plan,
+        group,
+        ReducerSettings(weight=1 / group.size(), network=rank_network()),
     )
     rows = torch.randn(2, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(group.rank()))
     model(rows).square().mean().backward()

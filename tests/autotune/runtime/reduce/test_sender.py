@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -15,11 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autotune.runtime.codecs.protocol import GATHER, SUM, SWAP, Round
-from autotune.runtime.control.channel import ControlChannel, _peer_rank, open_channels
 from autotune.runtime.reduce.send_order import FixedOrder, SendOrder
 from autotune.runtime.reduce.sender import Sender
 from autotune.workloads.plan.buckets import num_partitions
-from tests.gloo_ranks import on_ranks
+from tests.gloo_ranks import on_ranks, rank_network
 
 LARGE, LARGEST = 2**21, 2**24
 """Elements of float32: 8 and 64 MiB."""
@@ -90,7 +88,7 @@ def short_run(group: dist.ProcessGroup, seed: int, largest: int) -> None:
     def make_order() -> SendOrder:
         return SendOrder(num_ranks=group.size(), partition_bytes=partition, credit_bytes=credit, priorities=priorities)
 
-    sender = Sender(group, make_order, kept, fixed_order)
+    sender = Sender(group, rank_network(), make_order, kept, fixed_order)
     order = own.sample(range(len(sizes)), len(sizes))
     for buffer in order:
         time.sleep(own.choice((0.0, 0.0, 0.0, 0.001)))
@@ -123,16 +121,18 @@ def test_no_deadlock_in_a_thousand_short_runs() -> None:
 
 
 def test_a_rank_that_is_gone_ends_the_exchange_everywhere() -> None:
-    """Its process has died: its channel is closed without a goodbye."""
+    """Its process has died: its connections end without a farewell."""
 
     def run(group: dist.ProcessGroup) -> list[str]:
         kept = Collected()
-        sender = Sender(group, lambda: SendOrder(num_ranks=3, partition_bytes=100, credit_bytes=100), kept)
+        sender = Sender(
+            group, rank_network(), lambda: SendOrder(num_ranks=3, partition_bytes=100, credit_bytes=100), kept
+        )
         sender.mark_ready(0, 0, content(SUM, 10, 0, group.rank(), 3))
         kept.wait(1)
         group.barrier(dist.BarrierOptions()).wait()
         if group.rank() == 2:
-            sender._endpoint._channel.shut_down()
+            rank_network().stop()
         with kept.changed:
             kept.changed.wait_for(lambda: kept.errors, 10.0)
         sender.close()
@@ -140,31 +140,3 @@ def test_a_rank_that_is_gone_ends_the_exchange_everywhere() -> None:
 
     found: list[Any] = on_ranks(3, run)
     assert all("rank 2 is gone" in found[rank][0] for rank in (0, 1)), found
-
-
-def test_a_connection_without_the_token_is_rejected() -> None:
-    for message in (["wrong", 1], "nonsense", 7, [1], {"a": 1}):
-        here, there = (ControlChannel(end) for end in socket.socketpair())
-        there.send(message)
-        assert _peer_rank(here, "token") is None
-        here.close()
-        there.close()
-    here, there = (ControlChannel(end) for end in socket.socketpair())
-    there.connection.send_bytes(b"\xff\xfe{")
-    assert _peer_rank(here, "token") is None
-    there.close()
-    assert _peer_rank(here, "token") is None
-    here.close()
-
-
-def test_channels_join_every_rank_with_rank_0() -> None:
-    def run(group: dist.ProcessGroup) -> list[Any]:
-        channels = open_channels(group)
-        for channel in channels:
-            channel.send(group.rank())
-        received = [channel.receive() for channel in channels]
-        for channel in channels:
-            channel.close()
-        return received
-
-    assert on_ranks(3, run) == [[1, 2], [0], [0]]

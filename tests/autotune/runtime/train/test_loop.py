@@ -25,7 +25,7 @@ from autotune.workloads.errors import SpecError
 from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, PipelinePlan, Plan
 from autotune.workloads.workload import Loop
 from tests.autotune.runtime.emulate.test_device_pacer import SLACK_S, FakeTime
-from tests.gloo_ranks import on_ranks
+from tests.gloo_ranks import on_ranks, rank_network
 
 BATCH, SAMPLES, STEPS, SEED = 12, 31, 7, 4
 REDUCERS = {
@@ -86,6 +86,7 @@ def values(model: nn.Module) -> Tensor:
 
 def rank_context(rank: int, **changes: Any) -> RankContext:
     given = {"device": load_cluster("this-machine").devices[0], "torch_device": torch.device("cpu")} | changes
+    given["network"] = rank_network()
     return RankContext(rank=rank, **given)
 
 

@@ -23,7 +23,7 @@ from autotune.runtime.transport.wrapped_group import WrappedGroup
 from autotune.workloads.cluster import Device
 from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
 from autotune.workloads.registry import load_workload
-from tests.gloo_ranks import on_ranks
+from tests.gloo_ranks import on_ranks, rank_network
 
 NUM_STEPS = 14
 TOTAL = load_workload("mlp-tiny", {}).global_batch
@@ -71,14 +71,18 @@ def trained(
     probes: list[tuple[float, ...]] | None = None,
 ) -> tuple[Tensor, list[int]]:
     rank_context = RankContext(
-        rank=group.rank(), device=Device(name="cpu"), torch_device=torch.device("cpu"), timeout_s=20
+        rank=group.rank(),
+        device=Device(name="cpu"),
+        torch_device=torch.device("cpu"),
+        timeout_s=20,
+        network=rank_network(),
     )
     trainer = Trainer(WORKLOAD, FIRST, group, rank_context, seed=3)  # type: ignore[arg-type]
     counts = []
     with ExitStack() as leaving:
         stepper: Trainer | RetunedTrainer = trainer
         if decide is not None:
-            coordinator = StepCoordinator(group, decide if group.rank() == 0 else None, timeout_s=20)
+            coordinator = StepCoordinator(rank_network(), decide if group.rank() == 0 else None, timeout_s=20)
             representatives = range(group.size()) if probes is not None else ()
             stepper = RetunedTrainer(trainer, coordinator, group_for or (lambda _plan: group), representatives)
             leaving.callback(stepper.close)
@@ -169,7 +173,11 @@ def test_ranks_report_after_posting_their_gradients_unless_the_backward_pass_wai
     def run(group: dist.ProcessGroup) -> tuple[list[int], int]:
         counting, reported = Counting(group), []
         rank_context = RankContext(
-            rank=group.rank(), device=Device(name="cpu"), torch_device=torch.device("cpu"), timeout_s=20
+            rank=group.rank(),
+            device=Device(name="cpu"),
+            torch_device=torch.device("cpu"),
+            timeout_s=20,
+            network=rank_network(),
         )
         trainer = Trainer(WORKLOAD, replace(FIRST, comm=comm), counting, rank_context, seed=3)  # type: ignore[arg-type]
         trainer.on_computed = lambda _: reported.append(counting.num_posted)

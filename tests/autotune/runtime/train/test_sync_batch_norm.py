@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from autotune.runtime.control.network import Network
 from autotune.runtime.train.sync_batch_norm import SyncNorms, batch_norms
 from autotune.runtime.train.trainer import RankContext, Trainer
 from autotune.workloads.cluster import load_cluster
 from autotune.workloads.plan import BatchPlan, CommPlan, Plan
 from autotune.workloads.registry import load_workload
-from tests.gloo_ranks import gloo_group, in_threads, on_ranks
+from tests.gloo_ranks import gloo_group, on_networks, on_ranks
 
 BOUND = 1e-10
 
@@ -159,10 +160,16 @@ class TestTraining:
         rank_context = {"device": load_cluster("this-machine").devices[0], "torch_device": torch.device("cpu")}
         stores = dist.HashStore(), dist.HashStore()
 
-        def run(rank: int) -> Any:
+        def run(network: Network) -> Any:
+            rank = network.rank
             group, norm_group = (gloo_group(store, rank, 3) for store in stores)
             trainer = Trainer(
-                workload, plan, group, RankContext(rank=rank, **rank_context), seed=3, norm_group=norm_group
+                workload,
+                plan,
+                group,
+                RankContext(rank=rank, network=network, **rank_context),
+                seed=3,
+                norm_group=norm_group,
             )
             start = copy.deepcopy(trainer.model.state_dict())
             trainer.resplit(2, self.changed)
@@ -172,7 +179,7 @@ class TestTraining:
             trainer.close()
             return start, state, [step.loss_share for step in steps]
 
-        return in_threads(3, run)
+        return on_networks(3, run)
 
     def alone(self, workload: Any, start: Any) -> tuple[list[Tensor], list[float]]:
         model = workload.model()

@@ -15,7 +15,7 @@ from autotune.runtime.train.trainer import RankContext, Trainer
 from autotune.workloads.cluster import load_cluster
 from autotune.workloads.errors import SpecError
 from autotune.workloads.plan import BatchPlan, CommPlan, Plan
-from tests.gloo_ranks import on_ranks
+from tests.gloo_ranks import on_ranks, rank_network
 
 PADDING = -1
 
@@ -65,7 +65,12 @@ class Ragged:
 
 
 def rank_context(rank: int) -> RankContext:
-    return RankContext(rank=rank, device=load_cluster("this-machine").devices[0], torch_device=torch.device("cpu"))
+    return RankContext(
+        rank=rank,
+        device=load_cluster("this-machine").devices[0],
+        torch_device=torch.device("cpu"),
+        network=rank_network(),
+    )
 
 
 def values(model: nn.Module) -> Tensor:
