@@ -18,10 +18,10 @@ from torch import Tensor
 
 from autotune.runtime.codecs.protocol import GATHER, SUM, Round
 from autotune.runtime.control.network import Network
+from autotune.runtime.control.ready import ReadyRound, ScheduledPartition
 from autotune.runtime.errors import PeerLostError
 from autotune.runtime.reduce.completions import CompletionQueue
 from autotune.runtime.reduce.coordinator import Coordinator, Endpoint, Follower
-from autotune.runtime.reduce.ready import ReadyRound, ScheduledPartition
 from autotune.runtime.reduce.send_order import FixedOrder, SendOrder
 from autotune.runtime.transport.traced_group import Delivery
 from autotune.workloads.errors import SpecError
