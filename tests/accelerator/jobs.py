@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -27,7 +26,7 @@ from autotune.workloads.registry import load_workload
 from tests.accelerator import devices, races, streams, timeline
 from tests.accelerator.models import Encoder
 from tests.accelerator.nccl import FakeNccl
-from tests.gloo_ranks import gloo_group
+from tests.gloo_ranks import gloo_group, on_networks, rank_network
 
 SEED = 3
 STAGED, NCCL = "staged", "fake-nccl"
@@ -130,16 +129,7 @@ def this_machine() -> Cluster:
 
 def _on_threads(plan: Plan, run: Callable[[int, Any], Any]) -> list[Any]:
     store = dist.HashStore()
-
-    def guarded(rank: int) -> Any:
-        try:
-            return run(rank, store)
-        except Exception as error:  # noqa: BLE001 - raised by `_checked`
-            return error
-
-    size = len(plan.batch.samples)
-    with ThreadPoolExecutor(size, thread_name_prefix="rank") as pool:
-        return list(pool.map(guarded, range(size)))
+    return on_networks(len(plan.batch.samples), lambda network: run(network.rank, store))
 
 
 def _checked(results: list[Any]) -> list[Trained]:
@@ -187,7 +177,9 @@ def _group(over: str, store: Any, name: str, rank: int, size: int, device: torch
 
 
 def _context(rank: int, torch_device: torch.device) -> RankContext:
-    return RankContext(rank=rank, device=this_machine().devices[0], torch_device=torch_device, timeout_s=60.0)
+    return RankContext(
+        rank=rank, device=this_machine().devices[0], torch_device=torch_device, timeout_s=60.0, network=rank_network()
+    )
 
 
 def _train(job: Any, plan: Plan, num_steps: int, context: RankContext, groups: list[Any]) -> Trained:

@@ -24,7 +24,7 @@ from autotune.workloads.plan import BatchPlan, CommPlan, Plan
 from tests.accelerator import devices, jobs, streams
 from tests.accelerator.threads import on_device_ranks
 from tests.autotune.simulate.test_closed_forms import make_simulator
-from tests.gloo_ranks import gloo_group
+from tests.gloo_ranks import gloo_group, rank_network
 
 WIDTH, NUM_LAYERS, BATCH = 128, 8, 64
 FLOPS_PER_S, LINK_BYTES_PER_S = 1.5e8, 2.8e6
@@ -82,7 +82,12 @@ def _step_s(job: Any, plan: Plan, cluster: Cluster) -> float:
         paced = PacedGroup(gloo_group(store, rank, 2), cluster, LinkClocks(cluster, path), epoch=1)
         staged = StagedGroup(paced, handle(device))
         context = RankContext(
-            rank=rank, device=cluster.devices[rank], torch_device=device, timeout_s=60.0, on_accelerators=True
+            rank=rank,
+            device=cluster.devices[rank],
+            torch_device=device,
+            timeout_s=60.0,
+            on_accelerators=True,
+            network=rank_network(),
         )
         trainer = Trainer(job, plan, staged, context, seed=jobs.SEED)
         steps = [trainer.step() for _ in range(8)]

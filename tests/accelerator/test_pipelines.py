@@ -16,7 +16,7 @@ from autotune.workloads.capture import capture
 from autotune.workloads.plan import BatchPlan, PipelinePlan, Plan
 from tests.accelerator import jobs, streams
 from tests.accelerator.threads import on_device_ranks
-from tests.gloo_ranks import gloo_group, on_ranks
+from tests.gloo_ranks import gloo_group, on_ranks, rank_network
 
 Trained = tuple[torch.Tensor, tuple[float, ...]]
 
@@ -32,7 +32,13 @@ def plan_of(job: Any, schedule: str) -> tuple[Plan, Any]:
 
 
 def train(job: Any, plan: Plan, graph: Any, group: Any, device: torch.device) -> Trained:
-    context = RankContext(rank=group.rank(), device=jobs.this_machine().devices[0], torch_device=device, timeout_s=60.0)
+    context = RankContext(
+        rank=group.rank(),
+        device=jobs.this_machine().devices[0],
+        torch_device=device,
+        timeout_s=60.0,
+        network=rank_network(),
+    )
     trainer = PlanPipelineTrainer(job, plan, group, context, seed=jobs.SEED, graph=graph)
     losses = tuple(trainer.step().loss_share for _ in range(3))
     values = torch.cat([p.detach().to("cpu").reshape(-1) for p in trainer.whole_model().parameters()])

@@ -19,7 +19,7 @@ from autotune.runtime.transport import staged_group
 from autotune.workloads.plan import BatchPlan, CommPlan, Plan
 from tests.accelerator import jobs, streams
 from tests.accelerator.threads import on_device_ranks
-from tests.gloo_ranks import gloo_group, on_ranks
+from tests.gloo_ranks import gloo_group, on_ranks, rank_network
 
 pytestmark = pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
 """What torch says of any script that builds its model on one stream and trains on another; it waits between them itself."""
@@ -108,7 +108,7 @@ def _script(device: torch.device, rank: int, group: Any, comm: CommPlan) -> torc
     model = model.to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     plan = Plan(batch=BatchPlan(samples=(1, 1)), comm=comm)
-    settings = ReducerSettings(weight=0.5, on_accelerators=device.type != "cpu")
+    settings = ReducerSettings(weight=0.5, network=rank_network(), on_accelerators=device.type != "cpu")
     reducer = CrossStepReducer(model, optimizer, plan, group, settings)
     try:
         return _loop(device, rank, model, optimizer, reducer)

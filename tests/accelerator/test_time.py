@@ -46,6 +46,6 @@ def _waits_per_step(reducer: str, bucket_bytes: int, over: str) -> float:
     for num_steps in (4, 8):
         counts.reset()
         jobs.device_ranks(jobs.workload("mlp"), plan, num_steps, over=over)
-        trains = ("autograd", *(f"rank_{rank}" for rank in range(2)))
+        trains = ("autograd", *(f"rank {rank}" for rank in range(2)))
         waits.append(sum(number for (_, thread), number in counts.host_syncs().items() if thread in trains))
     return (waits[1] - waits[0]) / 4 / 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -12,8 +11,10 @@ import torch
 import torch.distributed as dist
 
 import tests.accelerator.fgpu  # noqa: F401 - makes the device type known
+from autotune.runtime.control.network import Network
 from tests.accelerator import devices, races, streams, timeline
 from tests.accelerator.nccl import FakeNccl
+from tests.gloo_ranks import on_networks
 
 
 def on_device_ranks(size: int, run: Callable[[FakeNccl], Any], *, timeout_s: float = 20.0) -> list[Any]:
@@ -22,7 +23,8 @@ def on_device_ranks(size: int, run: Callable[[FakeNccl], Any], *, timeout_s: flo
     before = devices.count()
     devices.set_count(max(size, before))
 
-    def rank_runs(rank: int) -> Any:
+    def rank_runs(network: Network) -> Any:
+        rank = network.rank
         torch.get_device_module(streams.NAME).set_device(rank)
         group = None
         try:
@@ -38,8 +40,7 @@ def on_device_ranks(size: int, run: Callable[[FakeNccl], Any], *, timeout_s: flo
         return result
 
     try:
-        with ThreadPoolExecutor(size, thread_name_prefix="rank") as pool:
-            return list(pool.map(rank_runs, range(size)))
+        return on_networks(size, rank_runs)
     finally:
         devices.set_count(before)
         races.forget()

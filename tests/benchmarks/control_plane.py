@@ -30,10 +30,10 @@ from autotune.runtime.control.edge import Edge
 from autotune.runtime.control.handshake import prove_to_parent
 from autotune.runtime.control.network import Network
 from autotune.runtime.control.open_network import open_network
+from autotune.runtime.control.ready import ReadyRanks, ReadyRound, ScheduledPartition
 from autotune.runtime.control.tree import place_of
 from autotune.runtime.control.wire import HOP, pack
 from autotune.runtime.reduce.coordinator import _READY, Coordinator, Follower
-from autotune.runtime.reduce.ready import ReadyRanks, ReadyRound, ScheduledPartition
 from autotune.runtime.reduce.send_order import SendOrder
 
 MIB = 1 << 20
@@ -157,7 +157,7 @@ class Leaves:
             edge.flush()
 
 
-def followers(size: int, steps: int, pipe: Any) -> tuple[int, list[dict[str, float]]]:
+def followers(size: int, steps: int, pipe: Any) -> tuple[int, list[dict[str, float]]]:  # noqa: C901 - the other process, from its start to its end
     """All ranks but rank 0; the number of simulated ones, and rank 0's figures."""
     places = [place_of(rank, size) for rank in range(1, size)]
     simulated = [place for place in places if size > MOST_REAL and not place.children]

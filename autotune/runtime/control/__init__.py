@@ -1,1 +1,1 @@
-"""The control plane: MPI, the launcher, control channels between ranks, step directives."""
+"""The control plane: MPI, the launcher, the network for control messages between ranks, step directives."""

@@ -35,7 +35,7 @@ def own_networks() -> list[str]:
 def leader_address(networks: Sequence[Sequence[str]]) -> str | None:
     """Which address of rank 0's host the others use: one in a network that it shares with another host. All ranks compute it.
 
-    `networks`: of each rank. An address that another host has as well (a bridge for containers) reaches nobody.
+    `networks`: of each rank. An address that another host has as well (a bridge for containers) reaches no rank.
     """
     interfaces = [[ipaddress.IPv4Interface(text) for text in of_rank] for of_rank in networks]
     others = [one for of_rank in interfaces[1:] for one in of_rank if of_rank != interfaces[0]]

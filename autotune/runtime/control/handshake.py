@@ -38,7 +38,7 @@ def answer_of(secret: bytes, nonce: bytes, own_nonce: bytes, *, child: int, pare
 
 
 def check_answer(secret: bytes, nonce: bytes, answer: bytes, *, parent: int) -> tuple[int, bytes] | None:
-    """The rank of a child that knows the secret, and what the parent proves itself with; None for anyone else."""
+    """The rank of a child that knows the secret, and what the parent proves itself with; None for any other process."""
     (child,) = _RANK.unpack_from(answer)
     own_nonce, mac = answer[_RANK.size : -MAC_BYTES], answer[-MAC_BYTES:]
     if not hmac.compare_digest(mac, _mac(secret, b"child", nonce, own_nonce, child, parent)):

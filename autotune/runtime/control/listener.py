@@ -1,4 +1,4 @@
-"""Accepts the children of this rank, and nobody else: it closes as soon as all of them are connected.
+"""Accepts the children of this rank, and no other connection: it closes as soon as all of them are connected.
 
 A connection that does not prove within seconds that it knows the job's secret is dropped and counted. Of more
 unproven connections than a fixed number, one drawn at random is dropped: a flood cannot keep a child out, because a

@@ -22,6 +22,7 @@ from contextlib import suppress
 
 from autotune.runtime.control import wire
 from autotune.runtime.control.edge import Edge
+from autotune.runtime.control.topic import Topic
 from autotune.runtime.control.topic_table import JOB_SCOPE, Handler, Key, TopicTable
 from autotune.runtime.control.tree import place_of
 from autotune.runtime.control.wire import Frame, WireError, pack
@@ -32,44 +33,6 @@ that it has reported itself.
 """
 _MOST_TEXT_BYTES = 2000
 _NETWORKS: weakref.WeakSet[Network] = weakref.WeakSet()
-
-
-class Topic:
-    """One conversation of all ranks.
-
-    Threads: any thread may call any method. Frames leave in the order of the calls of one thread, or of several that a lock
-    of theirs keeps in order around `put_to_all`.
-    """
-
-    def __init__(self, network: Network, scope: int, number: int) -> None:
-        self._network, self._key = network, (scope, number)
-
-    def open(self, handler: Handler) -> None:
-        """Receive messages from here on, and those that have come before."""
-        self._network.open_topic(self._key, handler)
-
-    def to_parent(self, payload: bytes) -> None:
-        self._network.send_up(wire.HOP, self._key, payload)
-
-    def to_root(self, payload: bytes) -> None:
-        """Not on rank 0."""
-        self._network.send_up(wire.TO_ROOT, self._key, payload)
-
-    def to_all(self, payload: bytes) -> None:
-        """On rank 0: to all other ranks."""
-        self.put_to_all(payload)
-        self.flush()
-
-    def put_to_all(self, payload: bytes) -> None:
-        """As `to_all`, but `flush` sends it: so the order can be decided under a lock, and no lock is held while sending."""
-        self._network.put_to_all(self._key, payload)
-
-    def flush(self) -> None:
-        self._network.flush()
-
-    def close(self) -> None:
-        """No handler is called after this."""
-        self._network.close_topic(self._key)
 
 
 class Network:

@@ -25,7 +25,7 @@ class OpenError(RuntimeError):
 
 
 class Bootstrap(Protocol):
-    """What the control plane offers before the network is open."""
+    """What the control plane has before the network is open."""
 
     rank: int
     size: int

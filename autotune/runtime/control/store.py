@@ -23,6 +23,7 @@ from torch.distributed import DistNetworkError, DistStoreError
 from autotune.runtime.control.launcher import Launcher, Rendezvous
 from autotune.runtime.control.messages import decode, encode
 from autotune.runtime.control.mpi import Control, RankSilentError
+from autotune.runtime.control.network import REPORTED
 from autotune.workloads.errors import SpecError
 
 _FIRST_SLEEP_S, _LONGEST_SLEEP_S, _GROWTH = 0.0002, 0.01, 1.2
@@ -104,6 +105,8 @@ class StoreControl(Control):
         """End every rank of the job: the watcher of each of them ends its process."""
         sys.stdout.flush()
         sys.stderr.flush()
+        if self._network is not None:
+            self._network.farewell(REPORTED, f"rank {self.rank} has ended the job")
         self.release(exit_code)
         time.sleep(_NOTICE_S)  # rank 0 may serve the store: the others read the key first
         os._exit(exit_code)
@@ -154,8 +157,9 @@ class StoreControl(Control):
     def _take(self, key: str, *, deadline: float | None, rank: int = 0) -> tuple[bytes, int]:
         """The data at `key`, once rank `rank` has put it there, and the number of its pieces."""
         try:
-            sleep_s = _FIRST_SLEEP_S
+            sleep_s, begun_s = _FIRST_SLEEP_S, time.monotonic()
             while not self._store.check([key]):
+                self._check_ranks(time.monotonic() - begun_s)
                 if deadline is not None and time.monotonic() > deadline:
                     raise RankSilentError(f"rank {rank} did not answer in time: it hangs or has died")
                 time.sleep(sleep_s)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-MOST_STAR, FAN_OUT = 9, 2
+MOST_STAR, FAN_OUT = 5, 2
 """Ranks of a small job; children in a larger one."""
 
 

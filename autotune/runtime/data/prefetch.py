@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from autotune.runtime.device import accelerator_type
 from autotune.workloads.errors import SpecError
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from autotune.runtime.control.network import Network
-from autotune.runtime.reduce.ready import (
+from autotune.runtime.control.ready import (
     ReadyRanks,
     ReadyRound,
     ReadyRounds,
@@ -77,7 +77,7 @@ class Coordinator:
 
     def __init__(self, network: Network, order: SendOrder, post: Post, fail: Fail) -> None:
         self._size, self._order, self._fail = network.size, order, fail
-        self._posts = InTurn(post)
+        self._posts = OneAtATime(post)
         self._ready = ReadyRounds(network.size)
         self._deciding = threading.Lock()
         self._failure: str | None = None
@@ -308,7 +308,7 @@ class Follower:
         self._ended.set()
 
 
-class InTurn:
+class OneAtATime:
     """Calls `run` for each item, in the order of `extend`, in one thread at a time; no thread waits for another one."""
 
     def __init__(self, call: Post) -> None:

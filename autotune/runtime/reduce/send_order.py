@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from autotune.runtime.codecs.protocol import Identity
+from autotune.runtime.control.ready import ReadyRanks, ReadyRound, ReadyRounds, ScheduledPartition
 from autotune.runtime.reduce.fusion_buffer import FusionBuffer
-from autotune.runtime.reduce.ready import ReadyRanks, ReadyRound, ReadyRounds, ScheduledPartition
 from autotune.runtime.reduce.step_position import out_of_step, rarest
 from autotune.workloads.errors import SpecError
 from autotune.workloads.plan import CommPlan, Priority

@@ -17,6 +17,8 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
 
+from autotune.runtime.control.network import Network
+from autotune.runtime.control.topic import Topic
 from autotune.runtime.device import DeviceHandle, Stamp, handle_of
 from autotune.runtime.transport.staged_group import StagedGroup
 from autotune.runtime.transport.traced_group import Delivery
@@ -36,6 +38,7 @@ class AcceleratorGroup(WrappedGroup):
         self.recording = False
         self._recorded: list[_Recorded] = []
         self._waits_on: Any = None
+        self._topic: Topic | None = None
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
         listed = list(tensors) if isinstance(tensors, list | tuple) else [tensors]
@@ -82,6 +85,24 @@ class AcceleratorGroup(WrappedGroup):
             begun_s = end_s
         return deliveries
 
+    def watch(self, network: Network) -> None:
+        """Give up the device's collectives as soon as another rank has failed; called by all ranks in the same order."""
+        self._topic = network.topic()
+        self._topic.open(self)
+
+    def lost(self, why: str) -> None:  # noqa: ARG002 - what waits for the device finds out
+        """Called by the network's thread: a rank has failed. A device that waits for it would wait for ever."""
+        threading.Thread(target=self.abort, name="autotune-abort", daemon=True).start()
+
+    def from_child(self, child: int, payload: bytes) -> None:
+        """Nothing is sent in this topic."""
+
+    def from_rank(self, rank: int, payload: bytes) -> None:
+        """Nothing is sent in this topic."""
+
+    def from_root(self, payload: bytes) -> None:
+        """Nothing is sent in this topic."""
+
     def abort(self) -> None:
         """Let the device give up its collectives: another rank will not join them."""
         for group in (self._inner, getattr(self._inner, "_backend", None)):
@@ -90,6 +111,8 @@ class AcceleratorGroup(WrappedGroup):
 
     def close(self, *, failed: bool) -> list[threading.Thread]:
         """Release both groups; `failed`: collectives that others will not join are given up."""
+        if self._topic is not None:
+            self._topic.close()
         if failed:
             self.abort()
         elif self._inner is not None and hasattr(self._inner, "shutdown"):

@@ -78,6 +78,8 @@ class Groups:
         is_host_only = TRANSPORTS[transport].device == CPU.device.type
         failed = True
         try:
+            if isinstance(layers[0], AcceleratorGroup):
+                layers[0].watch(self._control.network())
             self._wrap(layers, owned, traced=traced and is_host_only)
             if is_host_only and self._device.is_accelerator:
                 layers.append(StagedGroup(layers[-1], self._device))
