@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.workloads.cluster import Cluster, Device, Host, Link
+from autotune.workloads.cluster import Cluster, Device, Link, first_devices, pairs_of
 from autotune.workloads.errors import SpecError, unknown_name
 from autotune.workloads.quantity import BYTES_PER_S, SECONDS, parse_quantity
 
@@ -124,7 +124,7 @@ def _add(setting: Setting, where: str | None, how: str, value: str, edit: str) -
     host, device = kinds[value]
     names = {other.name for other in setting.cluster.hosts}
     name = next(f"host{number}" for number in range(len(names), 2 * len(names) + 1) if f"host{number}" not in names)
-    hosts = (*setting.cluster.hosts, Host(name=name, devices=(device,), link=host.link, cpus=host.cpus))
+    hosts = (*setting.cluster.hosts, replace(first_devices(host, 1), name=name, devices=(device,)))
     return replace(setting, cluster=replace(setting.cluster, hosts=hosts))
 
 
@@ -135,7 +135,7 @@ def _remove(setting: Setting, where: str | None, how: str, value: str, edit: str
     hosts = tuple(host for host in setting.cluster.hosts if host.name != value)
     if not hosts:
         raise SpecError(f"--what-if {edit!r} leaves no host: a cluster needs one")
-    return replace(setting, cluster=replace(setting.cluster, hosts=hosts))
+    return replace(setting, cluster=replace(setting.cluster, hosts=hosts, pairs=pairs_of(hosts, setting.cluster.pairs)))
 
 
 def _batch(setting: Setting, where: str | None, how: str, value: str, edit: str) -> Setting:
