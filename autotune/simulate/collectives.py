@@ -1,7 +1,8 @@
-"""The bytes that a collective puts on the links of hosts, and the number of latencies that it pays.
+"""All-reduces: what they put on the links, and the number of latencies that they pay.
 
-All hosts are connected to one switch by an uplink and a downlink. Ranks of one host exchange data without using either.
-Emulated links and predictions call the same functions.
+`sum_phases` answers for any topology, in bytes by edge (`autotune.simulate.edge_loads`): predictions and plans call it. The
+functions that answer with a `Load` are for hosts with one link each to one switch, inside which messages are free:
+emulated links and the retuning of a running job call them.
 
 - **ring**: 2(N-1)/N of the bytes over every edge r → r+1, in 2(N-1) rounds. Best where all links are equal.
 - **tree**: two trees that carry half each (NCCL's double binary trees): as many bytes per host as a ring, 2⌈log₂ N⌉ rounds.
@@ -10,6 +11,8 @@ Emulated links and predictions call the same functions.
   of one rank. Shares are proportional to the spare bandwidth of each link (water filling), so the slowest host is
   the bottleneck only where it must be. There is no reduction within a host first: where ranks share a slow link, a ring
   loads it less.
+- **hierarchical**: reduce-scatter within each host, a ring across hosts for each shard, all-gather within each host.
+- **hierarchical-shards**: the same with owner shards of hosts instead of rings.
 
 Predictions and process groups take their shares from here.
 """
@@ -20,9 +23,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autotune.simulate.edge_loads import EdgeLoads, by_host, hierarchical_bytes, ring_bytes, shard_bytes
 from autotune.workloads.cluster import Cluster, Host
+from autotune.workloads.plan import CommPlan
+from autotune.workloads.plan.choices import HIERARCHICAL
+from autotune.workloads.topology import Topology
 
 _PARTS = 1024
+_PAIR = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +40,19 @@ class Load:
     host: int
     up_bytes: float
     down_bytes: float
+
+
+def sum_phases(comm: CommPlan, cluster: Cluster, num_bytes: float) -> list[EdgeLoads]:
+    """Bytes on each edge, phase by phase, of a sum of `num_bytes` over all ranks."""
+    topology, ranks = cluster.topology, range(len(cluster.devices))
+    if comm.collective in HIERARCHICAL:
+        shares = dict(enumerate(_host_shares([1] * len(cluster.hosts), cluster.hosts)))
+        return hierarchical_bytes(topology, ranks, num_bytes, None if comm.collective == "hierarchical" else shares)
+    if comm.collective == "server":
+        return [shard_bytes(topology, ranks, server_shares(len(ranks), comm.servers), num_bytes)]
+    if comm.collective == "shards":
+        return [shard_bytes(topology, ranks, comm.shares or owned_shares(cluster), num_bytes)]
+    return [ring_bytes(topology, ranks, num_bytes)]
 
 
 def all_reduce_loads(kind: str, cluster: Cluster, num_bytes: float) -> list[Load]:
@@ -45,7 +66,9 @@ def all_reduce_rounds(kind: str, num_ranks: int) -> int:
     """Number of sequential messages; each pays one latency."""
     if num_ranks < 2:
         return 0
-    return {"ring": 2 * (num_ranks - 1), "tree": 2 * math.ceil(math.log2(num_ranks)), "shards": 2}[kind]
+    if kind == "tree":
+        return 2 * math.ceil(math.log2(num_ranks))
+    return 2 * (num_ranks - 1) if kind == "ring" else 2
 
 
 def ring_loads(host_of_rank: Sequence[int], num_bytes: float) -> list[Load]:
@@ -95,7 +118,9 @@ def owned_shares(cluster: Cluster) -> list[float]:
         return [1 / size] * size
     return [
         share / len(host.devices)
-        for host, share in zip(cluster.hosts, _host_shares(cluster), strict=True)
+        for host, share in zip(
+            cluster.hosts, _host_shares([len(host.devices) for host in cluster.hosts], cluster.hosts), strict=True
+        )
         for _ in host.devices
     ]
 
@@ -113,14 +138,16 @@ def server_shares(num_ranks: int, servers: Sequence[int]) -> list[float]:
     return [1 / len(servers) if rank in servers else 0.0 for rank in range(num_ranks)]
 
 
-def _host_shares(cluster: Cluster) -> list[float]:
+def _host_shares(ranks: Sequence[int], hosts: Sequence[Host]) -> list[float]:
     """The least time t at which shares W exist with n + W·c ≤ t·bandwidth on every host, and such shares.
 
     c = N-2n is what a host of n ranks sends more if it owns all instead of nothing. Where it is positive, W is at most
     (t·bandwidth - n)/c. A host of more than half the ranks (there is one at most) sends *less* the more it owns, and
     needs that much at least.
     """
-    ranks, speeds = [len(host.devices) for host in cluster.hosts], [_speed(host) for host in cluster.hosts]
+    speeds = [_speed(host) for host in hosts]
+    if all(speed == math.inf for speed in speeds) or len(hosts) == 1:
+        return [1 / len(hosts)] * len(hosts)
     extra = [sum(ranks) - 2 * n for n in ranks]
     t = max((n + min(c, 0)) / speed for n, c, speed in zip(ranks, extra, speeds, strict=True))
     if min(extra) > 0:  # no host owns more at no cost: raise t until every byte has an owner
@@ -141,11 +168,28 @@ def _speed(host: Host) -> float:
 
 
 def all_reduce_latency_s(kind: str, cluster: Cluster) -> float:
-    """Seconds of the rounds of an all-reduce of no bytes, set by the slowest host; 0 within one host."""
-    latencies = [host.link.latency_s for host in cluster.hosts if host.link is not None]
-    if len(cluster.hosts) == 1:
+    """Seconds of the rounds of an all-reduce of no bytes over all ranks."""
+    return ranks_latency_s(kind, cluster.topology, range(len(cluster.devices)))
+
+
+def ranks_latency_s(kind: str, topology: Topology, ranks: Sequence[int]) -> float:
+    """Likewise over these ranks; each round takes the largest latency of its messages."""
+    if len(ranks) < _PAIR:
         return 0.0
-    return all_reduce_rounds(kind, len(cluster.devices)) * max(latencies, default=0.0)
+    if kind in HIERARCHICAL:
+        hosts = by_host(topology, ranks)
+        inside_s = max(_ring_latency_s(topology, members) / 2 for members in hosts.values())
+        heads = [members[0] for members in hosts.values()]
+        across = ranks_latency_s("ring" if kind == "hierarchical" else "shards", topology, heads)
+        return 2 * inside_s + across
+    if kind == "ring":
+        return _ring_latency_s(topology, ranks)
+    return all_reduce_rounds(kind, len(ranks)) * topology.worst_latency_s(ranks)
+
+
+def _ring_latency_s(topology: Topology, ranks: Sequence[int]) -> float:
+    hops = zip(ranks, (*ranks[1:], ranks[0]), strict=True)
+    return all_reduce_rounds("ring", len(ranks)) * max(topology.latency_s(a, b) for a, b in hops)
 
 
 def hop_loads(host_of_rank: Sequence[int], source: int, target: int, num_bytes: float) -> list[Load]:
@@ -160,7 +204,5 @@ def hop_loads(host_of_rank: Sequence[int], source: int, target: int, num_bytes: 
 
 
 def hop_latency_s(cluster: Cluster, source: int, target: int) -> float:
-    """The larger latency of the two hosts, as in one round of a ring."""
-    hosts = {cluster.host_of_rank[source], cluster.host_of_rank[target]}
-    links = [cluster.hosts[host].link for host in hosts]
-    return max((link.latency_s for link in links if link is not None), default=0.0) if len(hosts) > 1 else 0.0
+    """Of a message."""
+    return cluster.topology.latency_s(source, target)

@@ -16,8 +16,9 @@ import numpy as np
 from autotune.results.store.fits import Fit, Source, TransferFit, WorkFit
 from autotune.results.store.forecast import Origin
 from autotune.results.store.profile import CollectiveProfile, HostLink, Profile, RankProfile
-from autotune.simulate.collectives import all_reduce_latency_s, all_reduce_rounds, ring_loads
+from autotune.simulate.collectives import all_reduce_latency_s, all_reduce_rounds
 from autotune.simulate.cost_tables import Costs, Lines, OpTimes, TransportCosts
+from autotune.simulate.edge_loads import ring_bytes
 from autotune.simulate.roofline import OpLine, compute_s, stated_line
 from autotune.workloads.cluster import Cluster, Device, Host, Link
 from autotune.workloads.errors import SpecError
@@ -223,12 +224,8 @@ def _round_s(cluster: Cluster, rounds: int) -> float:
 
 def _link_s_per_byte(cluster: Cluster) -> float:
     """Seconds that a byte of a ring takes on the tightest link."""
-    times = [0.0]
-    for load in ring_loads(cluster.host_of_rank, 1.0):
-        link = cluster.hosts[load.host].link
-        if link is not None:
-            times += [load.up_bytes / link.up_bytes_per_s, load.down_bytes / link.down_bytes_per_s]
-    return max(times)
+    topology = cluster.topology
+    return topology.busy_s(ring_bytes(topology, range(len(topology.places)), 1.0))
 
 
 def _device_origins(cluster: Cluster, ranks: Sequence[RankProfile | None], profiles: Sequence[Profile]) -> list[Origin]:

@@ -61,6 +61,7 @@ class FusionBuffers:
     fixed_s: Floats
     latency_s: Floats
     load_link: Ints
+    """-1 between the links of one phase and those of the next."""
     load_bytes: Floats
     """Bytes of each buffer (row) on each link (column)."""
 
@@ -280,7 +281,7 @@ def _expand(
         for buffer in range(num_buffers):
             load_from[sends + buffer] = loads
             for j in range(num_links):
-                if buffer_load[buffer, j] > 0:
+                if buffer_load[buffer, j] > 0 or buffer_link[j] < 0:
                     load_link[loads] = buffer_link[j]
                     load_bytes[loads] = buffer_load[buffer, j]
                     loads += 1

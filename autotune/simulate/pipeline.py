@@ -15,11 +15,10 @@ from itertools import pairwise
 import numpy as np
 
 from autotune.simulate import layout
-from autotune.simulate.collectives import Load, hop_latency_s, hop_loads, ring_loads
 from autotune.simulate.cost_tables import NO_OVERHEAD, Costs
+from autotune.simulate.edge_loads import hop_bytes, ring_bytes
 from autotune.simulate.labelled import LabelledTasks
 from autotune.simulate.layout import DATA, UPDATE, Labels
-from autotune.simulate.messages import as_links
 from autotune.simulate.roofline import weight_share
 from autotune.simulate.task_graph import Floats, Tasks
 from autotune.simulate.tasks import NO_CHANGE, MemoryChange
@@ -127,7 +126,7 @@ def expand_pipeline(graph: OpGraph, plan: Plan, costs: Costs) -> tuple[Tasks, La
 class _Expansion:
     def __init__(self, graph: OpGraph, plan: Plan, pipeline: PipelinePlan, costs: Costs) -> None:
         self._graph, self._pipeline, self._costs = graph, pipeline, costs
-        self._cluster = costs.cluster
+        self._topology = costs.cluster.topology
         self._ops = stage_ops(graph, pipeline)
         degree, self._parts = pipeline.tensor_parallel, pipeline.micro_batches
         self._groups = [[ranks[i : i + degree] for i in range(0, len(ranks), degree)] for ranks in pipeline.stage_ranks]
@@ -205,11 +204,11 @@ class _Expansion:
         return [
             self._made.send(
                 number,
-                self._links(hop_loads(self._cluster.host_of_rank, a, b, bytes_per_sample * samples)),
+                list(hop_bytes(self._topology, a, b, bytes_per_sample * samples).items()),
                 done,
                 rank=a,
                 num_bytes=bytes_per_sample * samples,
-                latency_s=hop_latency_s(self._cluster, a, b),
+                latency_s=self._topology.latency_s(a, b),
             )
             for a, b, samples in hops
         ]
@@ -222,7 +221,7 @@ class _Expansion:
             members = [rank for leader in ranks for rank in self._group_of(leader)]
             sent = self._made.send(
                 self._parts + number,
-                self._links(self._ring(ranks, num_bytes)),
+                list(ring_bytes(self._topology, ranks, num_bytes).items()),
                 [last[rank] for rank in members],
                 num_bytes=num_bytes,
                 fixed_s=float(self._transport.overhead(np.array([num_bytes]))[0]),
@@ -243,16 +242,4 @@ class _Expansion:
         group = next(group for group in self._groups[stage] if rank in group)
         linear = [op for op in self._ops[stage] if self._graph.ops[op].factor_shapes]
         per_sample = sum(self._graph.ops[op].output_bytes_per_sample for op in linear[1::2])
-        loads = self._ring(group, per_sample * float(self._micro[rank]))
-        times = [0.0]
-        for load in loads:
-            link = self._cluster.hosts[load.host].link
-            if link is not None:
-                times += [load.up_bytes / link.up_bytes_per_s, load.down_bytes / link.down_bytes_per_s]
-        return max(times)
-
-    def _ring(self, ranks: Sequence[int], num_bytes: float) -> list[Load]:
-        return ring_loads([self._cluster.host_of_rank[rank] for rank in ranks], num_bytes)
-
-    def _links(self, loads: Sequence[Load]) -> list[tuple[int, float]]:
-        return as_links(self._cluster, loads)
+        return self._topology.busy_s(ring_bytes(self._topology, group, per_sample * float(self._micro[rank])))

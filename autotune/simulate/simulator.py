@@ -47,7 +47,7 @@ class Simulator:
     def __init__(self, info: WorkloadInfo, graph: OpGraph, costs: Costs, *, loop: Loop = PLAIN_LOOP) -> None:
         self.info, self.graph, self.costs, self.loop = info, graph, costs, loop
         self._saved_bytes = np.array([op.saved_bytes_per_sample for op in graph.ops])
-        self._speeds = link_speeds(costs.cluster)
+        self._speeds = link_speeds(costs.cluster.topology)
         self._buffers = lru_cache(maxsize=_KEPT_BUFFERS)(FusionBufferMaker(graph, costs).make)
         self._sites = lru_cache(maxsize=_KEPT_BUFFERS)(self._make_site)
 

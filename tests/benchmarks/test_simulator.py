@@ -43,7 +43,7 @@ def test_plans_per_second(benchmark, num_ops, least_tasks, bar):
     assert min(num_tasks) >= least_tasks
 
     def predict_all():
-        simulator._units.cache_clear()
+        simulator._buffers.cache_clear()
         for plan in plans:
             simulator.step_s(plan)
 
