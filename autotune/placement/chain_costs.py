@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autotune.simulate.cost_tables import Costs
+from autotune.simulate.cost_tables import Costs, held_bytes
 from autotune.simulate.pipeline import boundary_bytes, pass_costs
 from autotune.simulate.task_graph import Floats
 from autotune.workloads.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, Block, BlockGraph
@@ -35,7 +35,7 @@ class StageCosts:
     held_bytes: Floats
     """Per op: parameters, gradients, optimizer state."""
     memory_bytes: tuple[float, ...]
-    """Of each device; infinite: no limit."""
+    """Of each device, without what every plan holds; infinite: no limit."""
     latency_s: Floats
     """From device to device."""
     seconds_per_byte: Floats
@@ -78,6 +78,7 @@ def stage_costs(graph: OpGraph, costs: Costs, samples: float) -> StageCosts:
     share = graph.held_bytes / graph.param_bytes if graph.param_bytes else 0.0
     boundary = [0.0, *(boundary_bytes(graph, first) for first in range(1, len(graph.ops)))]
     latency_s, per_byte_s = _links(costs.cluster)
+    constant, _ = held_bytes(graph, costs)
     return StageCosts(
         forward_s=passes[FORWARD],
         input_s=passes[INPUT],
@@ -85,7 +86,10 @@ def stage_costs(graph: OpGraph, costs: Costs, samples: float) -> StageCosts:
         boundary_bytes=np.array(boundary) * samples,
         saved_bytes=np.array([op.saved_bytes_per_sample for op in graph.ops]) * samples,
         held_bytes=params * share,
-        memory_bytes=tuple(device.memory_bytes or math.inf for device in costs.cluster.devices),
+        memory_bytes=tuple(
+            max((device.memory_bytes or math.inf) - taken, 0.0)
+            for device, taken in zip(costs.cluster.devices, constant.tolist(), strict=True)
+        ),
         latency_s=latency_s,
         seconds_per_byte=per_byte_s,
     )

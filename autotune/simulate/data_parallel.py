@@ -132,6 +132,24 @@ def pass_seconds(arithmetic_s, fixed_s, per_sample_s, launch_s, samples):
 
 
 @njit(cache=True)
+def between_points(fitted, num_points, points, measured, samples):
+    """Replaces fitted seconds (ranks, ops) by those between the measured points, where `samples` lies among a rank's points."""
+    for rank in range(fitted.shape[0]):
+        count = num_points[rank]
+        if count == 0 or samples[rank] < points[rank, 0] or samples[rank] > points[rank, count - 1]:
+            continue
+        right = 0
+        while points[rank, right] < samples[rank]:
+            right += 1
+        left = max(right - 1, 0)
+        width = points[rank, right] - points[rank, left]
+        part = (samples[rank] - points[rank, left]) / width if width > 0.0 else 0.0
+        for op in range(fitted.shape[1]):
+            first = measured[rank, op, left]
+            fitted[rank, op] = first + part * (measured[rank, op, right] - first) if right > left else first
+
+
+@njit(cache=True)
 def _expand(
     data_s,
     forward_s,

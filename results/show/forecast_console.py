@@ -68,6 +68,9 @@ def _headline(forecast: Forecast) -> list[str]:
         f"{format_ms(forecast.step_s)} ms a step, {format_rate(forecast.samples_per_s)} samples/s",
         f"plan: {plan_summary(forecast.plan)}",
     ]
+    if forecast.step_range_s is not None:
+        low, high = map(format_ms, forecast.step_range_s)
+        lines.insert(1, f"{low} to {high} ms: if stages compute while they send, and if they do not; that is not known")
     if forecast.limit is not None:
         share = format_percent(forecast.limit_share)
         lines.insert(

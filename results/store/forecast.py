@@ -58,6 +58,8 @@ class Forecast:
     breakdown: Breakdown | None = None
     limit: Limit | None = None
     origins: tuple[Origin, ...] = ()
+    step_range_s: tuple[float, float] | None = None
+    """Of a plan with stages whose sends may or may not overlap with computing: if all do, and if none does. None: known."""
     doubts: tuple[str, ...] = field(default=())
     """Where the prediction leaves what was measured."""
     price_per_hour: float | None = None
