@@ -11,6 +11,11 @@ UNTESTED = {
 """Modules that no test runs, with what runs them."""
 
 COVERS: dict[str, tuple[str, ...]] = {
+    "autotune/cli/test_init.py": ("results/text/cluster_text.py",),
+    "autotune/simulate/test_stages.py": (
+        "autotune/simulate/cost_tables.py",
+        "autotune/simulate/link_sources.py",
+    ),
     "autotune/cli/test_main.py": ("results/show/list_console.py",),
     "autotune/cli/test_rank_commands.py": (
         "autotune/cli/from_options.py",

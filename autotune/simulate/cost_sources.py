@@ -277,5 +277,7 @@ def _link_origins(cluster: Cluster, linked: Cluster) -> list[Origin]:
     stated = sum(host.link is not None for host in cluster.hosts)
     measured = sum(host.link is not None for host in linked.hosts) - stated
     parts = [f"{stated} stated in the cluster file"] * bool(stated) + [f"{measured} measured"] * bool(measured)
-    parts += [f"inside {inside} hosts measured"] * bool(inside) + [f"{pairs} slower pairs measured"] * bool(pairs)
+    parts += [f"inside {inside} hosts measured"] * bool(inside) + [
+        f"{pairs} pairs slower than their hosts measured"
+    ] * bool(pairs)
     return [Origin(what="links", source=", ".join(parts) or "none: messages are free")]

@@ -19,6 +19,7 @@ from autotune.profilers.breakdown import break_down
 from autotune.profilers.timeline import Timeline
 from autotune.results.store.forecast import Forecast, RankForecast
 from autotune.results.store.record import Limit, Prediction, WorkloadInfo
+from autotune.results.text.cluster_text import cluster_tree
 from autotune.simulate.cost_tables import NO_OVERHEAD, Costs, Lines, held_bytes
 from autotune.simulate.data_parallel import FusionBuffers, StepCosts, expand
 from autotune.simulate.engine import Run, simulate
@@ -145,6 +146,7 @@ class Simulator:
             plan=plan,
             global_batch=self.info.global_batch,
             step_s=step_s,
+            tree=None if self.costs.cluster.topology.is_one_switch else cluster_tree(self.costs.cluster),
             step_range_s=self.step_range_s(plan),
             ranks=tuple(
                 RankForecast(

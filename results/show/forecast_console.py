@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.profilers.breakdown import largest_costs
+from autotune.results.show.cluster_console import show_tree
 from autotune.results.show.report_console import show_breakdown
 from autotune.results.show.schedule_console import show_chart
 from autotune.results.store.forecast import Forecast, RankForecast
@@ -51,6 +52,8 @@ def show_planned(console: Console, best: Forecast, default: Forecast, how: str, 
 def _show(console: Console, forecast: Forecast, table: Timetable | None) -> None:
     title = f"{forecast.workload} on {forecast.cluster} ({LABEL})"
     console.print(Panel(Text("\n".join(_headline(forecast))), title=title, title_align="left"))
+    if forecast.tree is not None:
+        show_tree(console, forecast.tree)
     console.print(_rank_table(forecast))
     if table is not None:
         console.print(Text(f"The schedule ({LABEL})"))
