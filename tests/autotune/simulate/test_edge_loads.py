@@ -9,9 +9,16 @@ from dataclasses import replace
 import pytest
 
 from autotune.placement.chain_costs import stage_costs
-from autotune.simulate.collectives import all_reduce_latency_s, sum_phases
+from autotune.simulate.collectives import all_reduce_latency_s, owned_shares, sum_phases
 from autotune.simulate.cost_sources import cost_model
-from autotune.simulate.edge_loads import exchange_bytes, gather_bytes, hierarchical_bytes, merged, ring_bytes
+from autotune.simulate.edge_loads import (
+    exchange_bytes,
+    gather_bytes,
+    hierarchical_bytes,
+    merged,
+    ring_bytes,
+    shard_bytes,
+)
 from autotune.simulate.engine import simulate
 from autotune.simulate.tasks import TaskList, make_site
 from autotune.workloads.cluster import Cluster, Device, Host, Link
@@ -205,3 +212,45 @@ def test_the_cut_search_reads_the_same_paths():
         costs = stage_costs(graph, cost_model(graph, cluster), 1.0)
         for a, b in itertools.permutations(range(len(topology.places)), 2):
             assert costs.link_s(a, b, 1) == exact(topology.message_s(a, b, 1000.0))
+
+
+def test_owner_shares_heed_racks():
+    """Rack "left" is slow: as a host behind a slow link, its hosts own nothing. Never slower than shares by NIC alone."""
+    cluster = tree([1, 1, 1, 1], rack_of=("left", "left", "right", "right"))
+    slow = replace(cluster, racks=(Rack(name="left", link=both_ways(2 * MB)), cluster.racks[1]))
+    shares = owned_shares(slow)
+    # Two ranks send 2 (1 - W) + 2 W = 2 whatever they own.
+    assert slow.topology.busy_s(shard_bytes(slow.topology, range(4), shares, 1.0)) == exact(2 / (2 * MB))
+    one = tree([1, 1, 1, 1, 1], rack_of=("left", "right", "right", "right", "right"))
+    one = replace(one, racks=(Rack(name="left", link=both_ways(2 * MB)), Rack(name="right", link=both_ways(100 * MB))))
+    assert owned_shares(one) == exact([0.0, 0.25, 0.25, 0.25, 0.25])
+    draw = random.Random(7)
+    for _ in range(50):
+        names = [draw.choice(("left", "right", "")) for _ in range(draw.randint(2, 6))]
+        cluster = tree([draw.randint(1, 3) for _ in names], rack_of=names)
+        cluster = replace(
+            cluster,
+            racks=tuple(Rack(name=name, link=both_ways(draw.uniform(1, 40) * MB)) for name in ("left", "right")),
+            hosts=tuple(replace(host, link=both_ways(draw.uniform(1, 20) * MB), fabric=None) for host in cluster.hosts),
+        )
+        topology, ranks = cluster.topology, range(len(cluster.devices))
+        shares = owned_shares(cluster)
+        assert sum(shares) == exact(1.0)
+        best_s = topology.busy_s(shard_bytes(topology, ranks, shares, 1.0))
+        for _ in range(200):
+            other = [draw.random() ** 4 / len(cluster.hosts[host].devices) for host in cluster.host_of_rank]
+            drawn = [share / sum(other) for share in other]
+            assert best_s <= topology.busy_s(shard_bytes(topology, ranks, drawn, 1.0)) * (1 + 1e-9)
+
+
+def test_owner_shares_are_as_good_as_on_one_switch_where_racks_are_no_limit():
+    cluster = tree([1, 2, 1], rack_of=("left", "left", "right"))
+
+    def hosts_of(one):
+        return (replace(host, link=both_ways(speed * MB)) for host, speed in zip(one.hosts, (3, 5, 9), strict=True))
+
+    wide = tuple(Rack(name=name, link=both_ways(1e15)) for name in ("left", "right"))
+    bare = replace(cluster, hosts=tuple(replace(host, rack="") for host in cluster.hosts), racks=())
+    bare, racked = (replace(one, hosts=tuple(hosts_of(one))) for one in (bare, replace(cluster, racks=wide)))
+    times = [one.topology.busy_s(shard_bytes(one.topology, range(4), owned_shares(one), 1.0)) for one in (bare, racked)]
+    assert times[0] == exact(times[1])
