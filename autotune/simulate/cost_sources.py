@@ -97,7 +97,11 @@ def _pass_times(graph: OpGraph, cluster: Cluster, ranks: Sequence[RankProfile | 
     devices = list(zip(cluster.devices, ranks, strict=True))
 
     def times(*, backward: bool) -> OpTimes:
-        rows = [[_op_line(op, device, profile, backward=backward) for op in graph.ops] for device, profile in devices]
+        made: dict[tuple[Device, int], list[OpLine]] = {}  # ranks of one kind are alike
+        for device, profile in devices:
+            if (device, id(profile)) not in made:
+                made[device, id(profile)] = [_op_line(op, device, profile, backward=backward) for op in graph.ops]
+        rows = [made[device, id(profile)] for device, profile in devices]
         fits = [[_fit(profile, op, backward=backward) for op in graph.ops] for profile in ranks]
         return replace(_op_times(rows), points=_points(fits))
 
@@ -130,6 +134,8 @@ def _sharded(graph: OpGraph, cluster: Cluster, ranks: Sequence[RankProfile | Non
 
 def _points(fits: Sequence[Sequence[WorkFit | None]]) -> Points | None:
     """The measured points of the ops (columns) of each rank, where its ops have the same ones."""
+    if all(fit is None or not fit.points for row in fits for fit in row):
+        return None
     rows = []
     for row in fits:
         points = [sorted(fit.points) if fit is not None else [] for fit in row]

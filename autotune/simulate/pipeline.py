@@ -13,7 +13,7 @@ other systems may do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -157,8 +157,8 @@ class _Expansion:
         self._queues: dict[tuple[int, int], int] = {}
         self._transport = costs.transports.get(plan.comm.transport, NO_OVERHEAD)
         self._made = LabelledTasks()
-        self._arrived: dict[tuple[bool, int, int], list[int]] = {}
-        """(is forward, stage, micro-batch) -> the tasks that it depends on."""
+        self._arrived: dict[tuple[bool, int, int], dict[int, list[int]]] = {}
+        """(is forward, stage, micro-batch) -> per first rank of a group, the messages that it depends on."""
 
     def expand(self) -> tuple[Tasks, Labels]:
         num_stages = len(self._ops)
@@ -188,13 +188,12 @@ class _Expansion:
 
     def _block(self, kind: str, number: int, stage: int) -> None:
         is_forward = kind == FORWARD
-        after = [] if kind == WEIGHT else self._arrived.get((is_forward, stage, number), [])
+        after = {} if kind == WEIGHT else self._arrived.get((is_forward, stage, number), {})
         sums_s = self._sums_s[stage] if kind != WEIGHT else [0.0] * len(self._groups[stage])
-        done = [
-            self._on_rank(kind, stage, rank, after, seconds)
+        done = {
+            group[0]: [self._on_rank(kind, stage, rank, after.get(group[0], []), seconds) for rank in group]
             for group, seconds in zip(self._groups[stage], sums_s, strict=True)
-            for rank in group
-        ]
+        }
         to = stage + 1 if is_forward else stage - 1
         if kind != WEIGHT and 0 <= to < len(self._ops):
             self._arrived[is_forward, to, number] = self._pass_on(stage, to, done, number)
@@ -211,8 +210,11 @@ class _Expansion:
         what = layout.FORWARD if kind == FORWARD else layout.BACKWARD
         return self._made.work(what, rank, ops.start, seconds, after, memory)
 
-    def _pass_on(self, stage: int, to: int, done: Sequence[int], number: int) -> list[int]:
-        """Activations (or their gradients) to the neighbouring stage: from each sender its share to each receiver."""
+    def _pass_on(self, stage: int, to: int, done: Mapping[int, Sequence[int]], number: int) -> dict[int, list[int]]:
+        """Activations (or their gradients) to the neighbouring stage: from each sender its share to each receiver.
+
+        Replicas do not wait for each other: a message leaves when its sender's group is done.
+        """
         bytes_per_sample = self._boundary[max(stage, to)]
         senders = [group[0] for group in self._groups[stage]]
         receivers = [group[0] for group in self._groups[to]]
@@ -225,7 +227,11 @@ class _Expansion:
             if one_to_one
             else [(a, b, float(self._micro[a] * self._micro[b]) / total) for a in senders for b in receivers]
         )
-        return [self._message(number, a, b, bytes_per_sample * samples, done) for a, b, samples in hops]
+        arrived: dict[int, list[int]] = {}
+        for a, b, samples in hops:
+            sent = self._message(number, a, b, bytes_per_sample * samples, done[a])
+            arrived.setdefault(b, []).append(sent)
+        return arrived
 
     def _message(self, number: int, source: int, target: int, num_bytes: float, after: Sequence[int]) -> int:
         """The task after which a message has arrived. It leaves its connection to the next one before its latency has passed."""

@@ -152,7 +152,7 @@ def test_the_worst_latency_is_that_of_the_worst_pair():
         assert topology.worst_latency_s(ranks) == worst
 
 
-def crossings(topology, order) -> list[int]:
+def edge_counts(topology, order) -> list[int]:
     """Of a ring, how often it crosses each edge: racks and hosts first, which are the slower ones."""
     count = dict.fromkeys(range(len(topology.edges)), 0)
     for source, target in zip(order, (*order[1:], order[0]), strict=True):
@@ -170,8 +170,8 @@ def test_a_ring_crosses_slow_edges_as_little_as_any():
         ring = ring_order(topology, ranks)
         assert sorted(ring) == sorted(ranks)
         assert ring[0] == ranks[0]
-        best = min(crossings(topology, (ranks[0], *rest)) for rest in itertools.permutations(ranks[1:]))
-        assert crossings(topology, ring)[:3] == best[:3]
+        best = min(edge_counts(topology, (ranks[0], *rest)) for rest in itertools.permutations(ranks[1:]))
+        assert edge_counts(topology, ring)[:3] == best[:3]
 
 
 def test_short_files_are_one_switch():

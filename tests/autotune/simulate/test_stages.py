@@ -273,3 +273,18 @@ def test_an_island_makes_tensor_parallel_sums_faster():
     across = staged((1,) * 4, (0,), ((0, 2, 1, 3),), tensor_parallel=2)
     assert simulator.step_s(inside) == exact(3 + 2 * 0.25)
     assert simulator.step_s(across) == exact(3 + 2 * 1.0)
+
+
+def test_replicas_do_not_wait_for_each_other():
+    """Two pipelines of two stages, one on devices of half the speed: each micro-batch follows its own, and the sum waits."""
+    graph = make_graph(2, param_bytes=0, output=1.0)
+    cluster = make_cluster([1e15] * 4)
+    half = tuple(
+        replace(host, devices=tuple(replace(d, flops_per_s=d.flops_per_s / (1 + number % 2)) for d in host.devices))
+        for number, host in enumerate(cluster.hosts)
+    )
+    plan = staged((2, 2, 2, 2), (0, 1), ((0, 1), (2, 3)), micro_batches=2, schedule="gpipe")
+    simulated = make_simulator(graph, replace(cluster, hosts=half), 4).simulate(plan)
+    ends = [float(simulated.run.end_s[simulated.tasks.device == rank].max()) for rank in range(4)]
+    # Forward 0-1 1-2 | 1-2 2-3, backward 3-5 5-7 | 5-7 7-9; twice as long on the other.
+    assert ends == pytest.approx([9.0, 18.0, 7.0, 14.0], rel=1e-6)
