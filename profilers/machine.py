@@ -38,6 +38,7 @@ class Machine:
     memory_bytes: float
     gpus: tuple[Gpu, ...] = ()
     nics: tuple[Nic, ...] = ()
+    processor: str = "cpu"
 
 
 def find_machine(infiniband: Path = _INFINIBAND) -> Machine:

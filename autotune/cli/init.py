@@ -16,6 +16,7 @@ from autotune.cli.offline import write
 from autotune.cli.terminal import console
 from autotune.profilers.gpu_links import islands
 from autotune.profilers.machine import Machine, fastest_nics, find_machine
+from autotune.results.store.environment import processor_name
 from autotune.results.text.cluster_text import cluster_toml, cluster_tree
 from autotune.runtime.control.mpi import launched_rank, launched_ranks
 from autotune.workloads.cluster import Cluster, Device, Host
@@ -43,19 +44,24 @@ def init(file: Path, job: ProfileJob, launch: Launch, *, measure: bool) -> int:
     if launch.num_ranks is None and launched_ranks() is None:
         if measure:
             raise SpecError("--measure times messages between ranks: start it with --ranks N, or with mpirun")
-        machine = find_machine()
+        machine = _this_machine()
         _keep(found_cluster([machine] * max(len(machine.gpus), 1), file.stem), file, as_json=launch.as_json)
         return 0
     from autotune.cli.on_ranks import run_on_ranks  # noqa: PLC0415 - loads MPI
 
     def body(_: tuple[Cluster, ...], control: Control) -> None:
-        found = found_cluster(control.share(find_machine()), file.stem)
+        found = found_cluster(control.share(_this_machine()), file.stem)
         if measure:
             found = _measured(found, job, control)
         if control.is_leader:
             _keep(found, file, as_json=launch.as_json)
 
     return run_on_ranks(job, launch, body)
+
+
+def _this_machine() -> Machine:
+    """Devices have the names under which jobs find them, so that a profile of the cluster is found as well."""
+    return replace(find_machine(), processor=processor_name())
 
 
 def check_file(file: Path) -> None:
@@ -99,7 +105,7 @@ def _host(machine: Machine, num_ranks: int, *, is_alone: bool) -> tuple[Host, li
     gpus = machine.gpus[:num_ranks] if len(machine.gpus) >= num_ranks else ()
     if machine.gpus and not gpus:
         notes.append(f"{machine.host} has {len(machine.gpus)} GPUs for {num_ranks} ranks: its ranks are taken for CPUs")
-    devices = tuple(Device(name=_short(gpu.name), memory_bytes=gpu.memory_bytes) for gpu in gpus)
+    devices = tuple(Device(name=gpu.name, memory_bytes=gpu.memory_bytes) for gpu in gpus)
     nics = fastest_nics(machine)
     if not nics and not is_alone:
         notes.append(f"{machine.host} reports no speed of its network: use --measure, or state uplink and downlink")
@@ -114,7 +120,7 @@ def _host(machine: Machine, num_ranks: int, *, is_alone: bool) -> tuple[Host, li
     )
     host = Host(
         name=machine.host,
-        devices=devices or (Device(name="cpu"),) * num_ranks,
+        devices=devices or (Device(name=machine.processor),) * num_ranks,
         link=_both(sum(nic.bytes_per_s for nic in nics[:num_nics])) if nics else None,
         nic_of_device=tuple(place * num_nics // num_ranks for place in range(num_ranks)) if num_nics > 1 else (),
         fabric=fabric if num_ranks > 1 and fabric != Fabric() else None,
@@ -200,8 +206,3 @@ def _keep(found: Found, file: Path, *, as_json: bool) -> None:
 
 def _both(bytes_per_s: float) -> Link:
     return Link(up_bytes_per_s=bytes_per_s, down_bytes_per_s=bytes_per_s)
-
-
-def _short(name: str) -> str:
-    """ "NVIDIA A100-SXM4-40GB" -> "a100-sxm4-40gb"."""
-    return name.removeprefix("NVIDIA ").lower().replace(" ", "-")

@@ -104,7 +104,7 @@ def _device_branches(host: Host, places: Sequence[int], start: int | None) -> It
 def _link_text(link: Link) -> str:
     up, down = format_bandwidth(link.up_bytes_per_s), format_bandwidth(link.down_bytes_per_s)
     speed = up if up == down else f"{up} up, {down} down"
-    return speed + (f", {link.latency_s * 1e6:g} us" if link.latency_s else "")
+    return speed + (f", {link.latency_s * 1e6:.4g} us" if link.latency_s else "")
 
 
 def _pair_text(pair: Pair) -> str:

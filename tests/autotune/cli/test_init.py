@@ -11,6 +11,7 @@ from autotune.cli.init import found_cluster, unstated, with_measured
 from autotune.cli.main import main
 from autotune.profilers.gpu_links import Gpu
 from autotune.profilers.machine import Machine, Nic
+from autotune.results.store.environment import processor_name
 from autotune.results.store.profile import Profile
 from autotune.results.text.cluster_text import Branch, cluster_toml, cluster_tree
 from autotune.simulate.link_sources import with_links
@@ -49,7 +50,7 @@ def test_hosts_of_gpus():
     ]
     found = found_cluster([nodes[0]] * 4 + [nodes[1]] * 4, "ours")
     host = found.cluster.hosts[1]
-    assert [device.name for device in host.devices] == ["a100-sxm4-40gb"] * 4
+    assert [device.name for device in host.devices] == ["NVIDIA A100-SXM4-40GB"] * 4
     assert (host.link.up_bytes_per_s, host.nic_of_device) == (200 * GBIT, (0, 0, 1, 1))
     assert host.fabric.islands == ((0, 1), (2, 3))
     assert (host.fabric.device.up_bytes_per_s, host.fabric.island.up_bytes_per_s) == (31.5e9, 100e9)
@@ -104,6 +105,8 @@ def test_the_command_writes_a_file_once(tmp_path, capsys):
     assert main(["init", "--output", str(file), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     cluster = load_cluster(str(file))
+    if {device.memory_bytes for device in cluster.devices} == {None}:
+        assert {device.name for device in cluster.devices} == {processor_name()}
     assert document["file"] == str(file)
     assert document["tree"]["label"] == f"here: {len(cluster.devices)} devices in 1 hosts"
     before = file.read_text()
