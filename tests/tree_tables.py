@@ -25,7 +25,6 @@ COVERS: dict[str, tuple[str, ...]] = {
     "autotune/jobs/test_ablation.py": ("results/judge/selection.py",),
     "autotune/jobs/test_predict.py": (
         "autotune/cli/predict.py",
-        "results/show/forecast_console.py",
         "results/store/forecast.py",
     ),
     "autotune/jobs/test_profile.py": ("autotune/jobs/network_profile.py",),
