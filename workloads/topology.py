@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 _KEPT = 64
 
@@ -190,14 +191,10 @@ class Topology:
     def worst_latency_s(self, ranks: Iterable[int]) -> float:
         """The largest between any two of these ranks."""
         members = set(ranks)
-        stated = {rank for pair in self.rank_pairs for rank in pair if rank in members}
-        hosts = {host for pair in self.host_pairs for host in pair}
-        stated |= {
-            next(r for r in sorted(members) if self.places[r].host == host)
-            for host in hosts
-            if any(self.places[r].host == host for r in members)
-        }
-        chosen = sorted(stated | set(self._examples(sorted(members))))
+        first_of_host = {self.places[rank].host: rank for rank in sorted(members, reverse=True)}
+        chosen = set(self._examples(sorted(members)))
+        chosen |= {rank for pair in self.rank_pairs for rank in pair if rank in members}
+        chosen |= {first_of_host[host] for pair in self.host_pairs for host in pair if host in first_of_host}
         return max((self.latency_s(a, b) for a in chosen for b in chosen if a != b), default=0.0)
 
     def _examples(self, ranks: Iterable[int]) -> Iterator[int]:
@@ -233,18 +230,20 @@ def ring_order(topology: Topology, ranks: Iterable[int]) -> tuple[int, ...]:
     Racks, hosts and islands come in the order of their first rank; so does each rank within its place.
     """
     listed = list(ranks)
+    nested = {rank: tuple(accumulate(_groups(topology.places[rank]), initial=())) for rank in listed}
     first: dict[tuple[object, ...], int] = {}
+    for number, rank in enumerate(listed):
+        for group in nested[rank]:
+            first.setdefault(group, number)
+    return tuple(sorted(listed, key=lambda rank: [first[group] for group in nested[rank]]))
 
-    def key(rank: int) -> tuple[int, ...]:
-        place = topology.places[rank]
-        parts = (place.rack, place.host, place.nic, place.island)
-        # A host outside of racks is a place of its own at the root.
-        parts = (place.rack or f"host {place.host}", *parts[1:])
-        return tuple(first.setdefault(parts[: depth + 1], at[rank]) for depth in range(len(parts)))
 
-    at = {rank: number for number, rank in enumerate(listed)}
-    keys = {rank: key(rank) for rank in listed}
-    return tuple(sorted(listed, key=lambda rank: (keys[rank], at[rank])))
+def _groups(place: Place) -> Iterator[tuple[object, ...]]:
+    """From the largest: rack (a host outside of racks is a place of its own at the root), host, NIC, island."""
+    yield (place.rack or f"host {place.host}",)
+    yield (place.host,)
+    yield (place.nic,)
+    yield (place.island,)
 
 
 @lru_cache(maxsize=_KEPT)
