@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -115,7 +116,9 @@ def record() -> None:
         for workload in WORKLOADS
     }
     found["fingerprints"] = {name: load_cluster(name).fingerprint() for name in cluster_names()}
-    RECORDED.write_text(json.dumps(found, indent=1) + "\n")
+    text = json.dumps(found, indent=1)
+    rows = re.sub(r"\[[^\[\]]*\]", lambda row: "[" + " ".join(row[0][1:-1].split()) + "]", text)
+    RECORDED.write_text(rows + "\n")
 
 
 if __name__ == "__main__":
