@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from autotune.workloads.errors import SpecError, unknown_name
 from autotune.workloads.quantity import BYTES, BYTES_PER_S, FLOPS_PER_S, SECONDS, WATTS, parse_quantity
 from autotune.workloads.serial import digest, known_keys, load_table, table_names, to_data
-from autotune.workloads.topology import Fabric, Link, Pair, Rack, Topology, Wiring, is_end, make_topology
+from autotune.workloads.topology import Fabric, Link, Pair, Rack, Topology, Wiring, make_topology
 from autotune.workloads.wires import Wires
 
 __all__ = [
@@ -170,14 +170,26 @@ class Cluster:
             )
         if num_ranks == available:
             return self
-        hosts, left = [], num_ranks
+        return dataclasses.replace(self.part(range(num_ranks)), name=f"{self.name}-first{num_ranks}")
+
+    def part(self, ranks: Iterable[int]) -> Cluster:
+        """The cluster as these ranks see it, were no other started: hosts without any of them are gone, and so are their NICs."""
+        kept, first = set(ranks), 0
+        hosts: list[Host] = []
+        now: dict[str, str] = {}
         for host in self.hosts:
-            if kept := host.devices[:left]:
-                hosts.append(first_devices(host, len(kept)))
-                left -= len(kept)
-        pairs = pairs_of(hosts, self.pairs)
-        name = f"{self.name}-first{num_ranks}"
-        return dataclasses.replace(self, name=name, hosts=tuple(hosts), pairs=pairs)
+            places = [place for place in range(len(host.devices)) if first + place in kept]
+            first += len(host.devices)
+            if places:
+                hosts.append(with_devices(host, places))
+                now[host.name] = host.name
+                now |= {f"{host.name}/{old}": f"{host.name}/{new}" for new, old in enumerate(places)}
+        pairs = tuple(
+            dataclasses.replace(pair, between=(now[pair.between[0]], now[pair.between[1]]))
+            for pair in self.pairs
+            if now.keys() >= set(pair.between)
+        )
+        return dataclasses.replace(self, hosts=tuple(hosts), pairs=pairs)
 
     def on_hardware(self, descriptions: list[str]) -> Cluster:
         """A real cluster, named after the devices that its ranks found, so that a plan tuned on one machine is not reused on another."""
@@ -191,26 +203,24 @@ class Cluster:
         return dataclasses.replace(self, hosts=hosts)
 
 
-def first_devices(host: Host, count: int) -> Host:
-    """A host of which a job uses the first devices only. The NICs of the others are not used."""
-    if count == len(host.devices):
+def with_devices(host: Host, places: Sequence[int]) -> Host:
+    """A host of which a job uses some devices only."""
+    if len(places) == len(host.devices):
         return host
-    nics, link, fabric = host.nic_of_device[:count], host.link, host.fabric
-    if nics and link is not None:
-        share = (max(nics) + 1) / (max(host.nic_of_device) + 1)
-        link = dataclasses.replace(
-            link, up_bytes_per_s=link.up_bytes_per_s * share, down_bytes_per_s=link.down_bytes_per_s * share
-        )
+    nics, link, fabric = host.nic_of_device, host.link, host.fabric
+    if nics:
+        used = sorted({nics[place] for place in places})
+        share = len(used) / (max(nics) + 1)
+        nics = tuple(used.index(nics[place]) for place in places) if len(used) > 1 else ()
+        if link is not None:
+            link = dataclasses.replace(
+                link, up_bytes_per_s=link.up_bytes_per_s * share, down_bytes_per_s=link.down_bytes_per_s * share
+            )
     if fabric is not None:
-        kept = (tuple(place for place in island if place < count) for island in fabric.islands)
+        kept = (tuple(places.index(place) for place in island if place in places) for island in fabric.islands)
         fabric = dataclasses.replace(fabric, islands=tuple(island for island in kept if island))
-    return dataclasses.replace(host, devices=host.devices[:count], nic_of_device=nics, link=link, fabric=fabric)
-
-
-def pairs_of(hosts: Sequence[Host], pairs: Sequence[Pair]) -> tuple[Pair, ...]:
-    """The pairs whose hosts or devices are among these."""
-    num_devices = {host.name: len(host.devices) for host in hosts}
-    return tuple(pair for pair in pairs if all(is_end(end, num_devices) for end in pair.between))
+    devices = tuple(host.devices[place] for place in places)
+    return dataclasses.replace(host, devices=devices, nic_of_device=nics, link=link, fabric=fabric)
 
 
 def cluster_names() -> list[str]:

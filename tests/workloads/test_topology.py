@@ -124,6 +124,18 @@ def test_hosts_islands_and_the_first_ranks():
     assert [pair.between for pair in part.pairs] == [("a0/0", "a1/0")]
 
 
+def test_a_part_keeps_what_its_devices_use():
+    """Devices 1 to 3 of the first host, the last of the second: islands, NICs and pairs by their new places."""
+    text = PAIRS.replace('"a0/0", "a1/0"', '"a0/2", "a1/3"')
+    part = cluster_of(FILE + text).part([1, 2, 3, 7])
+    first, second = part.hosts
+    assert (first.nic_of_device, first.fabric.islands, first.link.up_bytes_per_s) == ((0, 1, 1), ((0,), (1, 2)), 2e9)
+    assert (second.nic_of_device, second.fabric.islands, second.link.up_bytes_per_s) == ((), ((0,),), 1e9)
+    assert [pair.between for pair in part.pairs] == [("a0/1", "a1/0")]
+    assert names(part, 1, 3) == {"a0/1 to a1/0"}
+    assert part.part(range(4)) == part
+
+
 def random_cluster(draw: random.Random) -> Cluster:
     parts = ['[device.gpu]\nflops = "1 TFLOP/s"']
     parts += [f'[rack.{rack}]\nuplink="1 GB/s"\ndownlink="1 GB/s"\nlatency="{draw.randint(1, 9)} us"' for rack in "rs"]
