@@ -86,6 +86,17 @@ def open_nvml(uuid: str, *, clock: Clock = time.monotonic) -> Observer:
         return Unavailable(name=name, units=UNITS, reason=describe(error))
 
 
+@contextlib.contextmanager
+def session() -> Iterator[Any]:
+    """NVML, started and shut down again. MissingDependencyError where it does not start."""
+    nvml = _start_nvml()
+    try:
+        yield nvml
+    finally:
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
 def throttle_reasons(bitmask: float) -> tuple[str, ...]:
     """The names in a value of gpu_throttle_reasons; an unknown bit is named by its value."""
     bits = [1 << place for place in range(int(bitmask).bit_length()) if int(bitmask) >> place & 1]

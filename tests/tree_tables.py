@@ -11,6 +11,11 @@ UNTESTED = {
 """Modules that no test runs, with what runs them."""
 
 COVERS: dict[str, tuple[str, ...]] = {
+    "autotune/cli/test_init.py": ("results/text/cluster_text.py",),
+    "autotune/simulate/test_stages.py": (
+        "autotune/simulate/cost_tables.py",
+        "autotune/simulate/link_sources.py",
+    ),
     "autotune/cli/test_main.py": ("results/show/list_console.py",),
     "autotune/cli/test_rank_commands.py": (
         "autotune/cli/from_options.py",
@@ -20,7 +25,6 @@ COVERS: dict[str, tuple[str, ...]] = {
     "autotune/jobs/test_ablation.py": ("results/judge/selection.py",),
     "autotune/jobs/test_predict.py": (
         "autotune/cli/predict.py",
-        "results/show/forecast_console.py",
         "results/store/forecast.py",
     ),
     "autotune/jobs/test_profile.py": ("autotune/jobs/network_profile.py",),
@@ -258,6 +262,7 @@ COVERS: dict[str, tuple[str, ...]] = {
     "workloads/test_capture.py": ("workloads/graph.py",),
     "workloads/test_loop.py": ("workloads/workload.py",),
     "workloads/test_registry.py": ("workloads/errors.py",),
+    "workloads/test_topology.py": ("workloads/wires.py",),
     "workloads/test_scenario.py": ("workloads/scenario_file.py",),
 }
 """Tests that cover modules without a test at the mirrored path: by test, below tests/."""

@@ -1,5 +1,7 @@
-"""A cluster: hosts, each connected to one switch by an uplink and a downlink, and their devices; one rank per device.
+"""A cluster: hosts with their devices, and the links between them; one rank per device.
 
+In the short form each host is connected to one switch by an uplink and a downlink. A host may state several NICs, the fabric that
+joins its devices, and the rack that it is in; all of it together is `Cluster.topology` (`autotune.workloads.topology`).
 Ranks are numbered over the hosts' devices in file order. A cluster is *emulated* when its file states device speeds and
 `emulation = "paced"`; with `emulation = "none"` the devices are those that the ranks run on.
 """
@@ -8,19 +10,41 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.workloads.errors import SpecError, unknown_name
 from autotune.workloads.quantity import BYTES, BYTES_PER_S, FLOPS_PER_S, SECONDS, WATTS, parse_quantity
-from autotune.workloads.serial import digest
-from autotune.workloads.tables import known_keys, load_table, table_names
+from autotune.workloads.serial import digest, known_keys, load_table, table_names, to_data
+from autotune.workloads.topology import Fabric, Link, Pair, Rack, Topology, Wiring, make_topology
+from autotune.workloads.wires import Wires
+
+__all__ = [
+    "CLUSTER_FOLDER",
+    "Cluster",
+    "Device",
+    "Host",
+    "Link",
+    "cluster_names",
+    "load_cluster",
+    "parse_cluster",
+    "stated_name",
+]
 
 CLUSTER_FOLDER = Path(__file__).parent / "clusters"
 EMULATIONS = ("none", "paced")
 _PART = re.compile(r"(?P<name>.+)-(?:x|first)(?P<num_ranks>[1-9]\d*)")
 """Names that `for_ranks` gives to parts of a cluster."""
+_SEVERAL = re.compile(r"(?P<count>[1-9]\d*) x (?P<kind>.+)")
+"""Several devices of a kind in a host: "8 x fast"."""
+_NOT_IN_FINGERPRINT_IF_EMPTY = {
+    "cluster": ("racks", "pairs"),
+    "host": ("nic_of_device", "fabric", "rack"),
+    "device": ("reserved_bytes",),
+}
+"""They came later, and a cluster that does not state them is the one that it was before them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,19 +58,12 @@ class Device:
     """Fixed cost of starting one op."""
     memory_bytes: float | None = None
     """Limit on parameters, gradients, optimizer state, buffers, saved activations. None: no limit."""
+    reserved_bytes: float = 0.0
+    """Of the memory: what the driver, its context and libraries hold on every rank, whatever the plan."""
     price_per_hour: float | None = None
     """In any currency; predicted costs use the same."""
     busy_watts: float | None = None
     idle_watts: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Link:
-    """The link of a host to the switch, shared by all traffic of its devices."""
-
-    up_bytes_per_s: float
-    down_bytes_per_s: float
-    latency_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +73,13 @@ class Host:
     name: str
     devices: tuple[Device, ...]
     link: Link | None = None
+    """All NICs of the host together."""
+    nic_of_device: tuple[int, ...] = ()
+    """The NIC of each device; empty: there is one. NICs are equal."""
+    fabric: Fabric | None = None
+    """What joins the devices; None: messages within the host are free."""
+    rack: str = ""
+    """Empty: the host is connected to the root switch."""
     cpus: float | None = None
     """In a lab: cores that all processes of the host may use together. None: all."""
 
@@ -72,6 +96,24 @@ class Cluster:
     """The one device is repeated for any number of ranks."""
     in_lab: bool = False
     """The job runs in a lab: links are real, only devices may be paced."""
+    racks: tuple[Rack, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+
+    @property
+    def topology(self) -> Topology:
+        """All links as a tree. Equal clusters share one."""
+        wirings = tuple(
+            Wiring(
+                name=host.name,
+                num_devices=len(host.devices),
+                link=host.link,
+                nic_of_device=host.nic_of_device,
+                fabric=host.fabric,
+                rack=host.rack,
+            )
+            for host in self.hosts
+        )
+        return make_topology(wirings, self.racks, self.pairs)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -101,7 +143,16 @@ class Cluster:
 
     def fingerprint(self) -> str:
         """Equal for equal clusters: names of hosts and devices count, the description does not."""
-        return digest(dataclasses.replace(self, description=""))
+        data = to_data(dataclasses.replace(self, description=""))
+        for kind, table in (
+            ("cluster", data),
+            *(("host", host) for host in data["hosts"]),
+            *(("device", device) for host in data["hosts"] for device in host["devices"]),
+        ):
+            for name in _NOT_IN_FINGERPRINT_IF_EMPTY[kind]:
+                if not table[name]:
+                    del table[name]
+        return digest(data)
 
     def for_ranks(self, num_ranks: int) -> Cluster:
         """The part of the cluster that a job of `num_ranks` runs on: its first devices, or its one device repeated."""
@@ -119,12 +170,26 @@ class Cluster:
             )
         if num_ranks == available:
             return self
-        hosts, left = [], num_ranks
+        return dataclasses.replace(self.part(range(num_ranks)), name=f"{self.name}-first{num_ranks}")
+
+    def part(self, ranks: Iterable[int]) -> Cluster:
+        """The cluster as these ranks see it, were no other started: hosts without any of them are gone, and so are their NICs."""
+        kept, first = set(ranks), 0
+        hosts: list[Host] = []
+        now: dict[str, str] = {}
         for host in self.hosts:
-            if kept := host.devices[:left]:
-                hosts.append(dataclasses.replace(host, devices=kept))
-                left -= len(kept)
-        return dataclasses.replace(self, name=f"{self.name}-first{num_ranks}", hosts=tuple(hosts))
+            places = [place for place in range(len(host.devices)) if first + place in kept]
+            first += len(host.devices)
+            if places:
+                hosts.append(with_devices(host, places))
+                now[host.name] = host.name
+                now |= {f"{host.name}/{old}": f"{host.name}/{new}" for new, old in enumerate(places)}
+        pairs = tuple(
+            dataclasses.replace(pair, between=(now[pair.between[0]], now[pair.between[1]]))
+            for pair in self.pairs
+            if now.keys() >= set(pair.between)
+        )
+        return dataclasses.replace(self, hosts=tuple(hosts), pairs=pairs)
 
     def on_hardware(self, descriptions: list[str]) -> Cluster:
         """A real cluster, named after the devices that its ranks found, so that a plan tuned on one machine is not reused on another."""
@@ -136,6 +201,26 @@ class Cluster:
             for host in self.hosts
         )
         return dataclasses.replace(self, hosts=hosts)
+
+
+def with_devices(host: Host, places: Sequence[int]) -> Host:
+    """A host of which a job uses some devices only."""
+    if len(places) == len(host.devices):
+        return host
+    nics, link, fabric = host.nic_of_device, host.link, host.fabric
+    if nics:
+        used = sorted({nics[place] for place in places})
+        share = len(used) / (max(nics) + 1)
+        nics = tuple(used.index(nics[place]) for place in places) if len(used) > 1 else ()
+        if link is not None:
+            link = dataclasses.replace(
+                link, up_bytes_per_s=link.up_bytes_per_s * share, down_bytes_per_s=link.down_bytes_per_s * share
+            )
+    if fabric is not None:
+        kept = (tuple(places.index(place) for place in island if place in places) for island in fabric.islands)
+        fabric = dataclasses.replace(fabric, islands=tuple(island for island in kept if island))
+    devices = tuple(host.devices[place] for place in places)
+    return dataclasses.replace(host, devices=devices, nic_of_device=nics, link=link, fabric=fabric)
 
 
 def cluster_names() -> list[str]:
@@ -162,7 +247,9 @@ def load_cluster(spec: str) -> Cluster:
 
 def parse_cluster(data: dict[str, Any], *, where: str, default_name: str) -> Cluster:
     """A Cluster from the tables of a cluster file."""
-    known_keys(data, ("name", "description", "emulation", "any_ranks", "device", "host"), where)
+    known_keys(
+        data, ("name", "description", "emulation", "any_ranks", "device", "host", "fabric", "rack", "pair"), where
+    )
     emulation = data.get("emulation", "none")
     if emulation not in EMULATIONS:
         raise unknown_name(f"emulation in {where}:", str(emulation), EMULATIONS)
@@ -171,7 +258,12 @@ def parse_cluster(data: dict[str, Any], *, where: str, default_name: str) -> Clu
     if not isinstance(data.get("any_ranks", False), bool):
         raise SpecError(f"{where} any_ranks is {data['any_ranks']!r}: it must be true or false")
     kinds = {name: _device(name, table, f"{where} [device.{name}]") for name, table in data.get("device", {}).items()}
-    hosts = tuple(_host(table, kinds, f"{where} [[host]] {index}") for index, table in enumerate(data.get("host", [])))
+    wires = Wires.read(data, where)
+    hosts = tuple(
+        host
+        for index, table in enumerate(data.get("host", []))
+        for host in _hosts(table, kinds, wires, f"{where} [[host]] {index}")
+    )
     if not hosts:
         raise SpecError(f"{where} has no [[host]]: a cluster needs at least one host with a device")
     if len({host.name for host in hosts}) < len(hosts):
@@ -187,11 +279,15 @@ def parse_cluster(data: dict[str, Any], *, where: str, default_name: str) -> Clu
         emulation=emulation,
         description=str(data.get("description", "")),
         any_ranks=data.get("any_ranks", False),
+        racks=tuple(wires.racks.values()),
+        pairs=wires.pairs({host.name: len(host.devices) for host in hosts}),
     )
     if cluster.any_ranks and len(cluster.devices) != 1:
         raise SpecError(
             f"{where} has any_ranks and {len(cluster.devices)} devices: any_ranks needs exactly one to repeat"
         )
+    if cluster.any_ranks and (wires.pair_tables or any(host.fabric and host.fabric.islands for host in hosts)):
+        raise SpecError(f"{where} has any_ranks with islands or pairs, which name devices: state its devices instead")
     if cluster.is_emulated and any(device.flops_per_s is None for device in cluster.devices):
         raise SpecError(f'{where} is paced, but a device states no speed: give every [device.*] a flops = "… GFLOP/s"')
     return cluster
@@ -199,7 +295,9 @@ def parse_cluster(data: dict[str, Any], *, where: str, default_name: str) -> Clu
 
 def _device(name: str, table: dict[str, Any], where: str) -> Device:
     known_keys(
-        table, ("flops", "memory_bandwidth", "launch", "memory", "price_per_hour", "busy_power", "idle_power"), where
+        table,
+        ("flops", "memory_bandwidth", "launch", "memory", "reserved", "price_per_hour", "busy_power", "idle_power"),
+        where,
     )
 
     def quantity(key: str, units: dict[str, float]) -> float | None:
@@ -211,6 +309,7 @@ def _device(name: str, table: dict[str, Any], where: str) -> Device:
         memory_bytes_per_s=quantity("memory_bandwidth", BYTES_PER_S),
         launch_s=quantity("launch", SECONDS) or 0.0,
         memory_bytes=quantity("memory", BYTES),
+        reserved_bytes=quantity("reserved", BYTES) or 0.0,
         price_per_hour=_price(table, where),
         busy_watts=quantity("busy_power", WATTS),
         idle_watts=quantity("idle_power", WATTS),
@@ -226,28 +325,46 @@ def _price(table: dict[str, Any], where: str) -> float | None:
     return float(price)
 
 
-def _host(table: dict[str, Any], kinds: dict[str, Device], where: str) -> Host:
-    known_keys(table, ("name", "devices", "uplink", "downlink", "latency", "cpus"), where)
+def _hosts(table: dict[str, Any], kinds: dict[str, Device], wires: Wires, where: str) -> Iterator[Host]:
+    """The hosts of one entry: one, or `count` with numbered names."""
+    known_keys(
+        table,
+        ("name", "count", "devices", "uplink", "downlink", "latency", "cpus", "nics", "fabric", "rack"),
+        where,
+    )
+    host, count = _host(table, kinds, wires, where), table.get("count")
+    if count is None:
+        yield host
+        return
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1 or "name" not in table:
+        raise SpecError(
+            f"{where} count is {count!r} with name {table.get('name')!r}: it must be a whole number from 1, beside a name "
+            "that the number of each host is added to"
+        )
+    for number in range(count):
+        yield dataclasses.replace(host, name=f"{host.name}{number}")
+
+
+def _host(table: dict[str, Any], kinds: dict[str, Device], wires: Wires, where: str) -> Host:
     if not isinstance(names := table.get("devices"), list) or not names:
         raise SpecError(f'{where} has no devices: add devices = ["…"], naming [device.*] tables')
-    for name in names:
-        if name not in kinds:
-            raise unknown_name(f"device in {where}:", str(name), kinds)
-    link = None
-    if ("uplink" in table) != ("downlink" in table):
-        raise SpecError(f"{where} states only one of uplink and downlink: state both, or neither")
-    if "latency" in table and "uplink" not in table:
-        raise SpecError(f"{where} states a latency but no uplink and downlink: state them, or leave the latency out")
-    if "uplink" in table:
-        link = Link(
-            up_bytes_per_s=parse_quantity(table["uplink"], BYTES_PER_S, f"{where} uplink"),
-            down_bytes_per_s=parse_quantity(table["downlink"], BYTES_PER_S, f"{where} downlink"),
-            latency_s=parse_quantity(table["latency"], SECONDS, f"{where} latency") if "latency" in table else 0.0,
-        )
+    devices: list[Device] = []
+    for name in map(str, names):
+        several = None if name in kinds else _SEVERAL.fullmatch(name)
+        kind, number = (several["kind"], int(several["count"])) if several else (name, 1)
+        if kind not in kinds:
+            raise unknown_name(f"device in {where}:", kind, kinds)
+        devices += [kinds[kind]] * number
     cpus = table.get("cpus")
     if cpus is not None and (isinstance(cpus, bool) or not isinstance(cpus, int | float) or cpus <= 0):
         raise SpecError(f"{where} cpus is {cpus!r}: it must be a number of cores above zero, such as 0.5")
-    devices = tuple(kinds[name] for name in names)
+    nics = wires.nics(table, len(devices), where)
     return Host(
-        name=str(table.get("name", where)), devices=devices, link=link, cpus=None if cpus is None else float(cpus)
+        name=str(table.get("name", where)),
+        devices=tuple(devices),
+        link=wires.host_link(table, max(nics, default=0) + 1, where),
+        nic_of_device=nics,
+        fabric=wires.fabric_of(table, len(devices), where),
+        rack=wires.rack_of(table, where),
+        cpus=None if cpus is None else float(cpus),
     )

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.workloads.cluster import Cluster, Device, Host, Link
+from autotune.workloads.cluster import Cluster, Device, Link, with_devices
 from autotune.workloads.errors import SpecError, unknown_name
 from autotune.workloads.quantity import BYTES_PER_S, SECONDS, parse_quantity
 
@@ -124,7 +124,7 @@ def _add(setting: Setting, where: str | None, how: str, value: str, edit: str) -
     host, device = kinds[value]
     names = {other.name for other in setting.cluster.hosts}
     name = next(f"host{number}" for number in range(len(names), 2 * len(names) + 1) if f"host{number}" not in names)
-    hosts = (*setting.cluster.hosts, Host(name=name, devices=(device,), link=host.link, cpus=host.cpus))
+    hosts = (*setting.cluster.hosts, replace(with_devices(host, [0]), name=name, devices=(device,)))
     return replace(setting, cluster=replace(setting.cluster, hosts=hosts))
 
 
@@ -132,10 +132,10 @@ def _remove(setting: Setting, where: str | None, how: str, value: str, edit: str
     names = [host.name for host in setting.cluster.hosts]
     if where is not None or how != "=" or value not in names:
         raise unknown_name(f"host in --what-if {edit!r}:", value, names)
-    hosts = tuple(host for host in setting.cluster.hosts if host.name != value)
-    if not hosts:
+    ranks = [rank for rank, host in enumerate(setting.cluster.host_of_rank) if names[host] != value]
+    if not ranks:
         raise SpecError(f"--what-if {edit!r} leaves no host: a cluster needs one")
-    return replace(setting, cluster=replace(setting.cluster, hosts=hosts))
+    return replace(setting, cluster=setting.cluster.part(ranks))
 
 
 def _batch(setting: Setting, where: str | None, how: str, value: str, edit: str) -> Setting:

@@ -8,7 +8,7 @@ from typing import Any
 from autotune.workloads.errors import SpecError, unknown_name
 from autotune.workloads.quantity import BYTES_PER_S, parse_quantity
 from autotune.workloads.scenario import Course, Scenario, Walk
-from autotune.workloads.tables import known_keys, load_table, table_names
+from autotune.workloads.serial import known_keys, load_table, table_names
 
 SCENARIO_FOLDER = Path(__file__).parent / "scenarios"
 CLOCKS = ("step", "time")

@@ -112,6 +112,14 @@ def _run_schedule(options: argparse.Namespace, _arguments: list[str]) -> int:
     return schedule(request, as_json=options.json, quiet=options.quiet)
 
 
+def _run_init(options: argparse.Namespace, arguments: list[str]) -> int:
+    from autotune.cli.init import init  # noqa: PLC0415
+
+    results = options.results or default_results()
+    job = ProfileJob(workload="digits", clusters=("this-machine",), results=results)
+    return init(options.output, job, _launch(options, arguments), measure=options.measure)
+
+
 def _run_doctor(options: argparse.Namespace, _arguments: list[str]) -> int:
     from autotune.cli.offline import doctor  # noqa: PLC0415
 
@@ -156,6 +164,7 @@ def _run_lab(options: argparse.Namespace, _arguments: list[str]) -> int:
 
 COMMANDS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "doctor": _run_doctor,
+    "init": _run_init,
     "sweep": _run_sweep,
     "train": _run_train,
     "race": _run_race,

@@ -23,6 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="the version that is installed")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_doctor(commands)
+    _add_init(commands)
     _add_sweep(commands)
     _add_train(commands)
     _add_race(commands)
@@ -141,6 +142,23 @@ def _add_doctor(commands: Any) -> None:
         "--ranks", dest="num_ranks", type=int, default=4, metavar="N", help="ranks you mean to start (default 4)"
     )
     parser.set_defaults(subcommand="doctor")
+
+
+def _add_init(commands: Any) -> None:
+    text = "a cluster file from what is found here, or on the hosts of the MPI job"
+    parser = _common(commands, "init", text)
+    parser.add_argument(
+        "--output", type=Path, default=Path("cluster.toml"), metavar="FILE", help="the file (default %(default)s)"
+    )
+    parser.add_argument("--measure", action="store_true", help="measure links between the ranks (under mpirun)")
+    parser.add_argument(
+        "--ranks",
+        dest="num_ranks",
+        type=int,
+        metavar="N",
+        help="start mpirun with N ranks on this machine, and print the command",
+    )
+    parser.set_defaults(subcommand="init")
 
 
 def _add_sweep(commands: Any) -> None:

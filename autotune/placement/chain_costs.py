@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autotune.simulate.collectives import hop_latency_s, hop_loads
-from autotune.simulate.cost_tables import Costs
+from autotune.simulate.cost_tables import Costs, held_bytes
 from autotune.simulate.pipeline import boundary_bytes, pass_costs
 from autotune.simulate.task_graph import Floats
 from autotune.workloads.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, Block, BlockGraph
@@ -17,6 +16,7 @@ from autotune.workloads.cluster import Cluster
 from autotune.workloads.errors import SpecError
 from autotune.workloads.graph import OpGraph
 from autotune.workloads.pass_names import pass_name
+from autotune.workloads.topology import Place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +35,7 @@ class StageCosts:
     held_bytes: Floats
     """Per op: parameters, gradients, optimizer state."""
     memory_bytes: tuple[float, ...]
-    """Of each device; infinite: no limit."""
+    """Of each device, without what every plan holds; infinite: no limit."""
     latency_s: Floats
     """From device to device."""
     seconds_per_byte: Floats
@@ -78,6 +78,7 @@ def stage_costs(graph: OpGraph, costs: Costs, samples: float) -> StageCosts:
     share = graph.held_bytes / graph.param_bytes if graph.param_bytes else 0.0
     boundary = [0.0, *(boundary_bytes(graph, first) for first in range(1, len(graph.ops)))]
     latency_s, per_byte_s = _links(costs.cluster)
+    constant, _ = held_bytes(graph, costs)
     return StageCosts(
         forward_s=passes[FORWARD],
         input_s=passes[INPUT],
@@ -85,7 +86,10 @@ def stage_costs(graph: OpGraph, costs: Costs, samples: float) -> StageCosts:
         boundary_bytes=np.array(boundary) * samples,
         saved_bytes=np.array([op.saved_bytes_per_sample for op in graph.ops]) * samples,
         held_bytes=params * share,
-        memory_bytes=tuple(device.memory_bytes or math.inf for device in costs.cluster.devices),
+        memory_bytes=tuple(
+            max((device.memory_bytes or math.inf) - taken, 0.0)
+            for device, taken in zip(costs.cluster.devices, constant.tolist(), strict=True)
+        ),
         latency_s=latency_s,
         seconds_per_byte=per_byte_s,
     )
@@ -163,17 +167,21 @@ def _link_table(costs: StageCosts, cut: Cut) -> tuple[tuple[float, ...], ...]:
 
 
 def _links(cluster: Cluster) -> tuple[Floats, Floats]:
-    """Latency, and seconds per byte of the slower of uplink and downlink; 0 within a host."""
-    size = len(cluster.devices)
+    """Latency, and seconds per byte of the slowest edge, of the path of each pair. Equal paths are followed once."""
+    topology, size = cluster.topology, len(cluster.devices)
     latency_s, per_byte_s = np.zeros((size, size)), np.zeros((size, size))
-    for source in range(size):
-        for target in range(size):
-            if source == target:
-                continue
-            latency_s[source, target] = hop_latency_s(cluster, source, target)
-            for load in hop_loads(cluster.host_of_rank, source, target, 1.0):
-                link = cluster.hosts[load.host].link
-                if link is not None:
-                    taken_s = max(load.up_bytes / link.up_bytes_per_s, load.down_bytes / link.down_bytes_per_s)
-                    per_byte_s[source, target] = max(per_byte_s[source, target], taken_s)
+    alike: dict[tuple[Place, int], list[int]] = {}
+    for rank, place in enumerate(topology.places):
+        own = rank if any(rank in pair for pair in topology.rank_pairs) else -1
+        alike.setdefault((place, own), []).append(rank)
+    groups = list(alike.values())
+    for sources in groups:
+        for targets in groups:
+            pair = next(((a, b) for a in sources[:1] for b in targets[:2] if a != b), None)
+            if pair is not None:
+                chosen = np.ix_(sources, targets)
+                latency_s[chosen] = topology.latency_s(*pair)
+                per_byte_s[chosen] = topology.busy_s(dict.fromkeys(topology.path(*pair), 1.0))
+    np.fill_diagonal(latency_s, 0.0)
+    np.fill_diagonal(per_byte_s, 0.0)
     return latency_s, per_byte_s

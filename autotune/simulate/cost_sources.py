@@ -15,49 +15,46 @@ import numpy as np
 
 from autotune.results.store.fits import Fit, Source, TransferFit, WorkFit
 from autotune.results.store.forecast import Origin
-from autotune.results.store.profile import CollectiveProfile, HostLink, Profile, RankProfile
-from autotune.simulate.collectives import all_reduce_latency_s, all_reduce_rounds, ring_loads
-from autotune.simulate.cost_tables import Costs, Lines, OpTimes, TransportCosts
+from autotune.results.store.profile import CollectiveProfile, Profile, RankProfile
+from autotune.simulate.collectives import all_reduce_latency_s, all_reduce_rounds
+from autotune.simulate.cost_tables import Costs, Lines, OpTimes, PassTimes, Points, ShardedTimes, TransportCosts
+from autotune.simulate.edge_loads import ring_bytes
+from autotune.simulate.link_sources import profiled_cluster, with_links
 from autotune.simulate.roofline import OpLine, compute_s, stated_line
-from autotune.workloads.cluster import Cluster, Device, Host, Link
+from autotune.workloads.cluster import Cluster, Device
 from autotune.workloads.errors import SpecError
 from autotune.workloads.graph import Op, OpGraph
 from autotune.workloads.plan import TRANSPORTS
 
 DATASHEET = "datasheet"
-"""Concurrent collectives: gloo has two threads, the MPI transport one."""
+_PAIR = 2
 
 
 def cost_model(graph: OpGraph, cluster: Cluster, profiles: Sequence[Profile] = ()) -> Costs:
     """The costs of `graph` on `cluster`, from these profiles where they have its devices, else as the cluster file states."""
     ranks = [_find(profiles, rank, device) for rank, device in enumerate(cluster.devices)]
     _refuse_unknown(cluster, ranks)
-    hosts = tuple(_with_link(host, profiles) for host in cluster.hosts)
-    linked = replace(cluster, hosts=hosts)
-    passes = [
-        [_op_line(op, device, profile, backward=backward) for op in graph.ops]
-        for backward in (False, True)
-        for device, profile in zip(cluster.devices, ranks, strict=True)
-    ]
-    size = len(ranks)
+    linked = with_links(cluster, profiles)
+    times = _pass_times(graph, cluster, ranks)
     transports, transport_origins, notes = _transports(linked, profiles)
     codecs = sorted({codec.name for profile in ranks if profile is not None for codec in profile.codecs})
     return Costs(
         cluster=linked,
-        forward=_op_times(passes[:size]),
-        backward=_op_times(passes[size:]),
-        whole=_whole(graph, cluster, ranks),
+        forward=times.forward,
+        backward=times.backward,
+        whole=times.whole,
         data=_lines([profile.data if profile else None for profile in _filled(ranks)]),
         update=_lines([profile.optimizer if profile else None for profile in _filled(ranks)]),
         encode={name: _codec_lines(_filled(ranks), name, "encode") for name in codecs},
         decode={name: _codec_lines(_filled(ranks), name, "decode") for name in codecs},
         transports=transports,
-        origins=(*_device_origins(cluster, ranks, profiles), *_link_origins(cluster, hosts), *transport_origins),
+        origins=(*_device_origins(cluster, ranks, profiles), *_link_origins(cluster, linked), *transport_origins),
         ranges=tuple((profile.compute.low, profile.compute.high) if profile else (0.0, np.inf) for profile in ranks),
         memory_fixed_bytes=tuple(
             profile.memory.fixed_bytes if profile and profile.memory else None for profile in ranks
         ),
         serialized_links=cluster.paces_links,
+        sharded=_sharded(graph, cluster, ranks),
         notes=notes,
     )
 
@@ -96,6 +93,71 @@ def _op_line(op: Op, device: Device, profile: RankProfile | None, *, backward: b
     return OpLine(arithmetic_s=0.0, fixed_s=fit.fixed_s, per_sample_s=fit.per_sample_s, launch_s=0.0)
 
 
+def _pass_times(graph: OpGraph, cluster: Cluster, ranks: Sequence[RankProfile | None]) -> PassTimes:
+    devices = list(zip(cluster.devices, ranks, strict=True))
+
+    def times(*, backward: bool) -> OpTimes:
+        made: dict[tuple[Device, int], list[OpLine]] = {}  # ranks of one kind are alike
+        for device, profile in devices:
+            if (device, id(profile)) not in made:
+                made[device, id(profile)] = [_op_line(op, device, profile, backward=backward) for op in graph.ops]
+        rows = [made[device, id(profile)] for device, profile in devices]
+        fits = [[_fit(profile, op, backward=backward) for op in graph.ops] for profile in ranks]
+        return replace(_op_times(rows), points=_points(fits))
+
+    return PassTimes(forward=times(backward=False), backward=times(backward=True), whole=_whole(graph, cluster, ranks))
+
+
+def _fit(profile: RankProfile | None, op: Op, *, backward: bool) -> WorkFit | None:
+    if profile is None or (measured := profile.op(op.name)) is None:
+        return None
+    return measured.backward if backward else measured.forward
+
+
+def _sharded(graph: OpGraph, cluster: Cluster, ranks: Sequence[RankProfile | None]) -> dict[int, ShardedTimes]:
+    """The degrees of tensor parallelism that were measured on some rank."""
+    degrees = {one.degree for profile in ranks if profile is not None for one in profile.sharded}
+    found = {}
+    for degree in sorted(degrees):
+        shared = [profile and profile.shared_by(degree) for profile in ranks]
+        profiles = [
+            replace(profile, compute=one.compute, ops=one.ops) if profile and one else profile
+            for profile, one in zip(ranks, shared, strict=True)
+        ]
+        found[degree] = ShardedTimes(
+            times=_pass_times(graph, cluster, profiles),
+            is_measured=tuple(one is not None for one in shared),
+            includes_sums=all(one.includes_sums for one in shared if one),
+        )
+    return found
+
+
+def _points(fits: Sequence[Sequence[WorkFit | None]]) -> Points | None:
+    """The measured points of the ops (columns) of each rank, where its ops have the same ones."""
+    if all(fit is None or not fit.points for row in fits for fit in row):
+        return None
+    rows = []
+    for row in fits:
+        points = [sorted(fit.points) if fit is not None else [] for fit in row]
+        samples = [x for x, _ in points[0]] if points else []
+        same = len(set(samples)) == len(samples) and all([x for x, _ in one] == samples for one in points)
+        rows.append((samples, [[y for _, y in one] for one in points]) if same else ([], []))
+    most = max((len(samples) for samples, _ in rows), default=0)
+    if most == 0:
+        return None
+    columns = len(fits[0])
+    found = Points(
+        num=np.array([len(samples) for samples, _ in rows], np.int64),
+        samples=np.zeros((len(rows), most)),
+        seconds=np.zeros((len(rows), columns, most)),
+    )
+    for rank, (samples, seconds) in enumerate(rows):
+        if samples:
+            found.samples[rank, : len(samples)] = samples
+            found.seconds[rank, :, : len(samples)] = seconds
+    return found
+
+
 def _op_times(rows: list[list[OpLine]]) -> OpTimes:
     values = np.array(rows, np.float64).reshape(len(rows), -1, 4)
     arithmetic, fixed, per_sample, launch = (np.ascontiguousarray(values[:, :, part]) for part in range(4))
@@ -110,7 +172,7 @@ def _whole(graph: OpGraph, cluster: Cluster, ranks: Sequence[RankProfile | None]
         profile.compute if profile is not None else _stated_line(graph, device)
         for device, profile in zip(cluster.devices, ranks, strict=True)
     ]
-    return _lines(fits)
+    return replace(_lines(fits), points=_points([[fit] for fit in fits]))
 
 
 def _stated_line(graph: OpGraph, device: Device) -> WorkFit:
@@ -136,14 +198,6 @@ def _codec_lines(ranks: Sequence[RankProfile | None], name: str, side: str) -> L
         fixed_s=np.array([fit.latency_s if fit else 0.0 for fit in fits]),
         slope_s=np.array([1 / fit.bytes_per_s if fit and fit.bytes_per_s else 0.0 for fit in fits]),
     )
-
-
-def _with_link(host: Host, profiles: Sequence[Profile]) -> Host:
-    """A host whose link is not stated takes the one that was measured."""
-    if host.link is not None:
-        return host
-    links = (_measured_link(found) for profile in profiles for found in profile.hosts if found.host == host.name)
-    return replace(host, link=next((link for link in links if link is not None), None))
 
 
 def _transports(
@@ -182,7 +236,7 @@ def _transport(measured: CollectiveProfile, profile: Profile, cluster: Cluster) 
     rows: list[tuple[float, float]] = [(row.num_bytes, row.seconds) for row in measured.rows]
     if not rows:
         rows = [(size, measured.fit.seconds(size)) for size in (measured.fit.low, measured.fit.high)]
-    profiled = _profiled_cluster(profile, cluster)
+    profiled = profiled_cluster(profile, cluster)
     then, now = (all_reduce_rounds("ring", count) for count in (measured.num_ranks, len(cluster.devices)))
     # A measured latency includes software: subtract no more of it than the links of `cluster` add again.
     latency_s = min(_round_s(profiled, then), _round_s(cluster, now)) * then
@@ -194,41 +248,14 @@ def _transport(measured: CollectiveProfile, profile: Profile, cluster: Cluster) 
     )
 
 
-def _profiled_cluster(profile: Profile, cluster: Cluster) -> Cluster:
-    """The cluster that the profile was measured on: `cluster` itself, or one made of the links in the profile."""
-    if profile.cluster_fingerprint == cluster.fingerprint():
-        return cluster
-    links = {found.host: _measured_link(found) for found in profile.hosts}
-    names = dict.fromkeys(rank.host for rank in profile.ranks)
-    hosts = tuple(
-        Host(
-            name=name,
-            devices=tuple(Device(name=rank.device) for rank in profile.ranks if rank.host == name),
-            link=links.get(name),
-        )
-        for name in names
-    )
-    return Cluster(name=profile.cluster, hosts=hosts)
-
-
-def _measured_link(found: HostLink) -> Link | None:
-    if not found.up_bytes_per_s or not found.down_bytes_per_s:
-        return None
-    return Link(up_bytes_per_s=found.up_bytes_per_s, down_bytes_per_s=found.down_bytes_per_s, latency_s=found.latency_s)
-
-
 def _round_s(cluster: Cluster, rounds: int) -> float:
     return all_reduce_latency_s("ring", cluster) / rounds if rounds else 0.0
 
 
 def _link_s_per_byte(cluster: Cluster) -> float:
     """Seconds that a byte of a ring takes on the tightest link."""
-    times = [0.0]
-    for load in ring_loads(cluster.host_of_rank, 1.0):
-        link = cluster.hosts[load.host].link
-        if link is not None:
-            times += [load.up_bytes / link.up_bytes_per_s, load.down_bytes / link.down_bytes_per_s]
-    return max(times)
+    topology = cluster.topology
+    return topology.busy_s(ring_bytes(topology, range(len(topology.places)), 1.0))
 
 
 def _device_origins(cluster: Cluster, ranks: Sequence[RankProfile | None], profiles: Sequence[Profile]) -> list[Origin]:
@@ -246,10 +273,17 @@ def _device_origins(cluster: Cluster, ranks: Sequence[RankProfile | None], profi
     return list(origins.values())
 
 
-def _link_origins(cluster: Cluster, hosts: Sequence[Host]) -> list[Origin]:
-    if len(hosts) < 2:
+def _link_origins(cluster: Cluster, linked: Cluster) -> list[Origin]:
+    inside = sum(
+        new.fabric is not None and old.fabric is None for old, new in zip(cluster.hosts, linked.hosts, strict=True)
+    )
+    pairs = len(linked.pairs) - len(cluster.pairs)
+    if len(cluster.hosts) < _PAIR and not inside:
         return []
     stated = sum(host.link is not None for host in cluster.hosts)
-    measured = sum(host.link is not None for host in hosts) - stated
+    measured = sum(host.link is not None for host in linked.hosts) - stated
     parts = [f"{stated} stated in the cluster file"] * bool(stated) + [f"{measured} measured"] * bool(measured)
+    parts += [f"inside {inside} hosts measured"] * bool(inside) + [
+        f"{pairs} pairs slower than their hosts measured"
+    ] * bool(pairs)
     return [Origin(what="links", source=", ".join(parts) or "none: messages are free")]

@@ -8,9 +8,26 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autotune.results.store.forecast import Origin
-from autotune.simulate.data_parallel import pass_seconds
-from autotune.simulate.task_graph import Floats
+from autotune.simulate.data_parallel import between_points, pass_seconds
+from autotune.simulate.task_graph import Floats, Ints
 from autotune.workloads.cluster import Cluster
+from autotune.workloads.graph import OpGraph
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Points:
+    """Measured seconds: exact at a measured number of samples, interpolated between two, not used beyond the first and last."""
+
+    num: Ints
+    """Per rank; 0: nothing was measured."""
+    samples: Floats
+    """Per rank, ascending."""
+    seconds: Floats
+    """Per rank, op and number of samples."""
+
+    def replace(self, fitted: Floats, samples: Floats) -> None:
+        """Put measured values in place of fitted ones (ranks, ops)."""
+        between_points(fitted, self.num, self.samples, self.seconds, samples)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +38,7 @@ class OpTimes:
     fixed_s: Floats
     per_sample_s: Floats
     launch_s: Floats
+    points: Points | None = None
 
     @property
     def one_more_s(self) -> Floats:
@@ -30,6 +48,8 @@ class OpTimes:
 
     def seconds(self, samples: Floats) -> Floats:
         taken: Floats = pass_seconds(self.arithmetic_s, self.fixed_s, self.per_sample_s, self.launch_s, samples)
+        if self.points is not None:
+            self.points.replace(taken, samples)
         return taken
 
 
@@ -39,9 +59,12 @@ class Lines:
 
     fixed_s: Floats
     slope_s: Floats
+    points: Points | None = None
 
     def at(self, x: Floats) -> Floats:
         taken: Floats = self.fixed_s + self.slope_s * x
+        if self.points is not None:
+            self.points.replace(taken.reshape(-1, 1), x)
         return taken
 
     def table(self, x: Floats) -> Floats:
@@ -73,6 +96,37 @@ NO_OVERHEAD = TransportCosts(sizes=np.zeros(1), overhead_s=np.zeros(1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PassTimes:
+    """Forward and backward of every op."""
+
+    forward: OpTimes
+    backward: OpTimes
+    whole: Lines | None
+    """Forward and backward of the whole model, where a rank has a profile. Ops are measured one by one with probes, and their
+    errors add up; whole steps are measured without probes. So an op's line gives only its share of the step."""
+
+    def at(self, samples: Floats) -> tuple[Floats, Floats]:
+        """Seconds of every op on every rank, forward and backward."""
+        forward_s, backward_s = self.forward.seconds(samples), self.backward.seconds(samples)
+        if self.whole is None:
+            return forward_s, backward_s
+        total = forward_s.sum(axis=1) + backward_s.sum(axis=1)
+        scale = (self.whole.at(samples) / np.where(total > 0, total, 1.0))[:, None]
+        return forward_s * scale, backward_s * scale
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardedTimes:
+    """Times of ops that several devices share (tensor parallelism), measured at one degree."""
+
+    times: PassTimes
+    is_measured: tuple[bool, ...]
+    """Per rank."""
+    includes_sums: bool
+    """The times contain the sums of outputs over the devices."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Costs:
     """All costs of one workload on one cluster."""
 
@@ -80,8 +134,7 @@ class Costs:
     forward: OpTimes
     backward: OpTimes
     whole: Lines | None
-    """Forward and backward of the whole model, where a rank has a profile. Ops are measured one by one with probes, and their
-    errors add up; whole steps are measured without probes. So an op's line gives only its share of the step."""
+    """See `PassTimes`."""
     data: Lines
     update: Lines
     encode: Mapping[str, Lines]
@@ -94,22 +147,49 @@ class Costs:
     """Per rank: metered memory that does not depend on the samples. None: not measured."""
     serialized_links: bool = True
     """Emulated links serialize transfers; real links share their bandwidth."""
+    sharded: Mapping[int, ShardedTimes] = field(default_factory=dict)
+    """By degree of tensor parallelism."""
     notes: tuple[str, ...] = field(default=())
 
-    def passes(self, samples: Floats) -> tuple[Floats, Floats]:
-        """Seconds of every op on every rank, forward and backward."""
-        forward_s, backward_s = self.forward.seconds(samples), self.backward.seconds(samples)
-        if self.whole is None:
-            return forward_s, backward_s
-        total = forward_s.sum(axis=1) + backward_s.sum(axis=1)
-        scale = (self.whole.at(samples) / np.where(total > 0, total, 1.0))[:, None]
-        return forward_s * scale, backward_s * scale
+    def passes(self, samples: Floats, degree: int = 1) -> tuple[Floats, Floats]:
+        """Seconds of every op on every rank, forward and backward; where `degree` devices share each op, of one of them.
 
-    def doubts(self, samples: Sequence[int]) -> list[str]:
-        """Notes on where a prediction for this split extrapolates beyond the measurement."""
+        A degree that was not measured on a rank divides the times of one device.
+        """
+        forward_s, backward_s = PassTimes(forward=self.forward, backward=self.backward, whole=self.whole).at(samples)
+        if degree == 1:
+            return forward_s, backward_s
+        forward_s, backward_s = forward_s / degree, backward_s / degree
+        if (sharded := self.sharded.get(degree)) is None:
+            return forward_s, backward_s
+        known = np.array(sharded.is_measured)[:, None]
+        measured = sharded.times.at(samples)
+        return np.where(known, measured[0], forward_s), np.where(known, measured[1], backward_s)
+
+    def includes_sums(self, degree: int) -> bool:
+        """Whether the times of this degree contain the sums of outputs."""
+        return degree in self.sharded and self.sharded[degree].includes_sums
+
+    def doubts(self, samples: Sequence[float], degree: int = 1) -> list[str]:
+        """Notes on where a prediction extrapolates beyond the measurement. `samples`: of each rank, in one pass."""
         beyond = [
-            f"rank {rank}: {count} samples, measured from {low:g} to {high:g}"
+            f"rank {rank}: {count:g} samples, measured from {low:g} to {high:g}"
             for rank, (count, (low, high)) in enumerate(zip(samples, self.ranges, strict=True))
             if count and not low <= count <= high
         ]
+        sharded = self.sharded.get(degree)
+        if degree > 1 and (sharded is None or not all(sharded.is_measured)):
+            beyond.append(f"ops shared by {degree} devices: times of one device, divided by {degree}")
         return [*self.notes, *beyond]
+
+
+def held_bytes(graph: OpGraph, costs: Costs) -> tuple[Floats, Floats]:
+    """Memory that does not depend on samples, per rank: what every plan holds, and what scales with the share of the parameters.
+
+    Measured fixed memory beyond parameters, gradients and optimizer state (a context, libraries) is of the first kind, and so
+    is what the cluster file reserves.
+    """
+    reserved = np.array([device.reserved_bytes for device in costs.cluster.devices], np.float64)
+    fixed = np.array([one or graph.held_bytes for one in costs.memory_fixed_bytes], np.float64)
+    beyond = np.maximum(fixed - graph.held_bytes, 0.0) if graph.held_bytes else np.zeros(len(fixed))
+    return reserved + beyond, fixed - beyond

@@ -61,6 +61,7 @@ class FusionBuffers:
     fixed_s: Floats
     latency_s: Floats
     load_link: Ints
+    """-1 between the links of one phase and those of the next."""
     load_bytes: Floats
     """Bytes of each buffer (row) on each link (column)."""
 
@@ -128,6 +129,24 @@ def pass_seconds(arithmetic_s, fixed_s, per_sample_s, launch_s, samples):
                 arithmetic_s[rank, op], fixed_s[rank, op], per_sample_s[rank, op], launch_s[rank, op], samples[rank]
             )
     return taken
+
+
+@njit(cache=True)
+def between_points(fitted, num_points, points, measured, samples):
+    """Replaces fitted seconds (ranks, ops) by those between the measured points, where `samples` lies among a rank's points."""
+    for rank in range(fitted.shape[0]):
+        count = num_points[rank]
+        if count == 0 or samples[rank] < points[rank, 0] or samples[rank] > points[rank, count - 1]:
+            continue
+        right = 0
+        while points[rank, right] < samples[rank]:
+            right += 1
+        left = max(right - 1, 0)
+        width = points[rank, right] - points[rank, left]
+        part = (samples[rank] - points[rank, left]) / width if width > 0.0 else 0.0
+        for op in range(fitted.shape[1]):
+            first = measured[rank, op, left]
+            fitted[rank, op] = first + part * (measured[rank, op, right] - first) if right > left else first
 
 
 @njit(cache=True)
@@ -280,7 +299,7 @@ def _expand(
         for buffer in range(num_buffers):
             load_from[sends + buffer] = loads
             for j in range(num_links):
-                if buffer_load[buffer, j] > 0:
+                if buffer_load[buffer, j] > 0 or buffer_link[j] < 0:
                     load_link[loads] = buffer_link[j]
                     load_bytes[loads] = buffer_load[buffer, j]
                     loads += 1

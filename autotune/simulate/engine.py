@@ -3,7 +3,8 @@
 A task waits for its dependencies, then for its resource. On a *device* one task runs at a time; of the ready tasks the one
 with the smallest priority number starts first. A *transfer* waits in a queue for a free slot and for credit (a soft window:
 it starts while credit is above zero, and returns its bytes when it has arrived), spends its fixed time, puts its bytes
-on every link it loads, and arrives a latency after the last byte. Links either *serialize* transfers, first come first
+on every link it loads, and arrives a latency after the last byte. A transfer of several *phases* (link -1 among its loads
+separates them) loads the links of one phase after the other. Links either *serialize* transfers, first come first
 served, or *share* their bandwidth fairly (max-min) among all transfers in flight.
 
 Deterministic: all events of one moment are handled before a task starts; ties go to the smaller task number. There are no
@@ -139,7 +140,7 @@ def _wait_pop(heap, base, count, priority):
 
 
 @njit(cache=True)
-def _share(active, num_active, rate, load_from, load_link, load_bytes, bandwidth, spare, weight):
+def _share(active, num_active, rate, phase_from, phase_to, load_link, load_bytes, bandwidth, spare, weight):
     """Max-min fair rates of the transfers in flight, in shares of the transfer per second (progressive filling).
 
     Rates are fair in bytes: a transfer counts on a link by its load there over its largest load.
@@ -147,27 +148,27 @@ def _share(active, num_active, rate, load_from, load_link, load_bytes, bandwidth
     for k in range(num_active):
         task = active[k]
         rate[task] = -1.0
-        for j in range(load_from[task], load_from[task + 1]):
+        for j in range(phase_from[task], phase_to[task]):
             spare[load_link[j]] = bandwidth[load_link[j]]
     undecided = num_active
     while undecided > 0:
         for k in range(num_active):
             task = active[k]
-            for j in range(load_from[task], load_from[task + 1]):
+            for j in range(phase_from[task], phase_to[task]):
                 weight[load_link[j]] = 0.0
         for k in range(num_active):
             task = active[k]
             if rate[task] < 0.0:
                 most = 0.0
-                for j in range(load_from[task], load_from[task + 1]):
+                for j in range(phase_from[task], phase_to[task]):
                     most = max(most, load_bytes[j])
-                for j in range(load_from[task], load_from[task + 1]):
+                for j in range(phase_from[task], phase_to[task]):
                     weight[load_link[j]] += load_bytes[j] / most
         tightest, level = -1, np.inf
         for k in range(num_active):
             task = active[k]
             if rate[task] < 0.0:
-                for j in range(load_from[task], load_from[task + 1]):
+                for j in range(phase_from[task], phase_to[task]):
                     link = load_link[j]
                     if weight[link] > 0.0 and max(spare[link], 0.0) / weight[link] < level:
                         tightest, level = link, max(spare[link], 0.0) / weight[link]
@@ -176,13 +177,13 @@ def _share(active, num_active, rate, load_from, load_link, load_bytes, bandwidth
             if rate[task] >= 0.0:
                 continue
             most, is_tight = 0.0, False
-            for j in range(load_from[task], load_from[task + 1]):
+            for j in range(phase_from[task], phase_to[task]):
                 most = max(most, load_bytes[j])
                 is_tight |= load_link[j] == tightest and load_bytes[j] > 0.0
             if is_tight:
                 rate[task] = level / most
                 undecided -= 1
-                for j in range(load_from[task], load_from[task + 1]):
+                for j in range(phase_from[task], phase_to[task]):
                     spare[load_link[j]] -= level * load_bytes[j] / most
 
 
@@ -233,6 +234,7 @@ def _loop(
     active, num_active = np.empty(num_tasks if not serialized else 1, np.int64), 0
     rate, left = np.zeros(num_tasks if not serialized else 1), np.zeros(num_tasks if not serialized else 1)
     spare, weight = np.zeros(len(bandwidth)), np.zeros(len(bandwidth))
+    phase_from, phase_to = load_from[:num_tasks].copy(), np.zeros(num_tasks if not serialized else 1, np.int64)
     changed, now, num_done = False, 0.0, 0
     held, peak, peak_at = np.zeros(num_devices), np.zeros(num_devices), np.zeros(num_devices)
     touched, num_touched = np.empty(num_places, np.int64), 0
@@ -268,21 +270,29 @@ def _loop(
             num_events = _event_pop(times, codes, num_events)
             task = code >> 1
             if code & 1 == _BYTES_GO:
-                loads = 0.0
-                for j in range(load_from[task], load_from[task + 1]):
-                    loads += load_bytes[j]
+                loads, stop, end = 0.0, phase_from[task], load_from[task + 1]
+                while stop < end and (load_link[stop] >= 0 or loads == 0.0):
+                    if load_link[stop] < 0:  # an empty phase
+                        phase_from[task] = stop + 1
+                    else:
+                        loads += load_bytes[stop]
+                    stop += 1
                 if loads == 0.0:
                     num_events = _event_push(times, codes, num_events, now + latency_s[task], 2 * task + _ARRIVES)
                 elif serialized:
                     last_s = now
-                    for j in range(load_from[task], load_from[task + 1]):
+                    for j in range(phase_from[task], stop):
                         if load_bytes[j] > 0.0:
                             link = load_link[j]
                             free_s[link] = max(now, free_s[link]) + load_bytes[j] / bandwidth[link]
                             last_s = max(last_s, free_s[link])
+                    if stop < end:
+                        phase_from[task] = stop + 1
+                        num_events = _event_push(times, codes, num_events, last_s, 2 * task + _BYTES_GO)
+                        continue
                     num_events = _event_push(times, codes, num_events, last_s + latency_s[task], 2 * task + _ARRIVES)
                 else:
-                    active[num_active], left[task] = task, 1.0
+                    active[num_active], left[task], phase_to[task] = task, 1.0, stop
                     num_active += 1
                     changed = True
                 continue
@@ -343,7 +353,7 @@ def _loop(
         if num_events == 0 and num_active == 0:
             break
         if changed:
-            _share(active, num_active, rate, load_from, load_link, load_bytes, bandwidth, spare, weight)
+            _share(active, num_active, rate, phase_from, phase_to, load_link, load_bytes, bandwidth, spare, weight)
             changed = False
         moment = times[0] if num_events > 0 else np.inf
         for k in range(num_active):
@@ -354,8 +364,12 @@ def _loop(
             task = active[k]
             left[task] -= elapsed * rate[task]
             if left[task] <= 1e-12 or now + left[task] / rate[task] <= now:
-                num_events = _event_push(times, codes, num_events, now + latency_s[task], 2 * task + _ARRIVES)
                 changed = True
+                if phase_to[task] < load_from[task + 1]:
+                    phase_from[task] = phase_to[task] + 1
+                    num_events = _event_push(times, codes, num_events, now, 2 * task + _BYTES_GO)
+                else:
+                    num_events = _event_push(times, codes, num_events, now + latency_s[task], 2 * task + _ARRIVES)
             else:
                 active[kept] = task
                 kept += 1

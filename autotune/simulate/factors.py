@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from autotune.simulate.collectives import Load, all_reduce_loads, gather_loads
+from autotune.simulate.collectives import sum_phases
+from autotune.simulate.edge_loads import gather_bytes
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.graph import Op, OpGraph
+from autotune.workloads.plan import CommPlan
 
 ELEMENT_BYTES = 4
 _KEPT_SPLITS = 1024
@@ -62,17 +64,10 @@ def _has_no_links(cluster: Cluster) -> bool:
 
 def _pays(op: Op, cluster: Cluster, samples: Sequence[int], collective: str) -> bool:
     outputs, inputs = op.factor_shapes[0]
-    summed_s = _wire_s(cluster, all_reduce_loads(collective, cluster, outputs * inputs * ELEMENT_BYTES))
-    gathered_s = _wire_s(cluster, gather_loads(cluster.host_of_rank, factor_bytes(op, samples)))
+    topology, comm = cluster.topology, CommPlan(collective=collective)
+    summed_s = sum(map(topology.busy_s, sum_phases(comm, cluster, outputs * inputs * ELEMENT_BYTES)))
+    gathered_s = topology.busy_s(gather_bytes(topology, range(len(samples)), factor_bytes(op, samples)))
     return gathered_s + _rebuild_s(op, cluster, samples) < summed_s
-
-
-def _wire_s(cluster: Cluster, loads: Sequence[Load]) -> float:
-    busy_s = [0.0]
-    for load in loads:
-        if (link := cluster.hosts[load.host].link) is not None:
-            busy_s += [load.up_bytes / link.up_bytes_per_s, load.down_bytes / link.down_bytes_per_s]
-    return max(busy_s)
 
 
 def _rebuild_s(op: Op, cluster: Cluster, samples: Sequence[int]) -> float:

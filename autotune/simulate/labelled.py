@@ -47,16 +47,17 @@ class LabelledTasks:
         fixed_s: float = 0.0,
         latency_s: float = 0.0,
         priority: int = 0,
+        queue: int = 0,
     ) -> int:
         """A transfer; `rank`: its sender, -1 for a collective."""
         self.labels.append((SEND, rank, index))
         return self.tasks.transfer(
-            loads, after, num_bytes=num_bytes, fixed_s=fixed_s, latency_s=latency_s, priority=priority
+            loads, after, queue=queue, num_bytes=num_bytes, fixed_s=fixed_s, latency_s=latency_s, priority=priority
         )
 
-    def barrier(self, after: Iterable[int]) -> int:
+    def barrier(self, after: Iterable[int], seconds: float = 0.0) -> int:
         self.labels.append((BARRIER, -1, 0))
-        return self.tasks.join(after)
+        return self.tasks.join(after, seconds)
 
     def arrays(self) -> tuple[Tasks, Labels]:
         columns = np.array(self.labels, np.int64).reshape(-1, 3)

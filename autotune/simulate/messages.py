@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Self
 
 import numpy as np
 
-from autotune.simulate.collectives import (
-    Load,
-    all_reduce_latency_s,
-    all_reduce_loads,
-    gather_loads,
-    server_shares,
-    shard_loads,
-)
+from autotune.simulate.collectives import all_reduce_latency_s, sum_phases
 from autotune.simulate.cost_tables import NO_OVERHEAD, Costs
 from autotune.simulate.data_parallel import FusionBuffers
+from autotune.simulate.edge_loads import EdgeLoads, gather_bytes
 from autotune.simulate.factors import factor_bytes
 from autotune.simulate.task_graph import Floats, Ints
-from autotune.workloads.cluster import Cluster
 from autotune.workloads.graph import OpGraph
 from autotune.workloads.plan import (
     CODECS,
-    COLLECTIVES,
     CommPlan,
     CompressionPlan,
     Plan,
@@ -43,6 +36,7 @@ from autotune.workloads.plan.buckets import (
 )
 from autotune.workloads.plan.codecs import wire_bytes
 from autotune.workloads.plan.wire import GATHER, SUM
+from autotune.workloads.topology import Topology
 
 _WIDTH = 4
 """Bytes of a value, for a parameter without a recorded shape."""
@@ -121,13 +115,12 @@ class FusionBufferMaker:
         self._shapes = [parameter.shape or (max(parameter.num_bytes // _WIDTH, 1),) for parameter in parameters]
         self._op_of = np.array([order[parameter.op] for parameter in parameters], np.int64)
         self._size_array, self._reached = np.array(self._sizes, np.float64), bytes_reached(self._sizes)
-        self._num_ranks, num_hosts = len(costs.cluster.devices), len(costs.cluster.hosts)
-        self._links = np.arange(2 * num_hosts if num_hosts > 1 else 0, dtype=np.int64)
+        self._topology, self._num_ranks = costs.cluster.topology, len(costs.cluster.devices)
         self._wires: dict[str, Floats] = {}
-        self._per_byte: dict[tuple[str, tuple[int, ...], tuple[float, ...]], Floats] = {}
-        self._latency_s = {
-            kind: all_reduce_latency_s("shards" if kind == "server" else kind, costs.cluster) for kind in COLLECTIVES
-        }
+        self._sums_per_byte: dict[tuple[str, tuple[int, ...], tuple[float, ...]], tuple[Ints, Floats]] = {}
+        self._latency_s = cache(
+            lambda kind: all_reduce_latency_s("shards" if kind == "server" else kind, costs.cluster)
+        )
 
     def make(self, sends: Sends) -> FusionBuffers:
         """The fusion buffers of a data-parallel plan, in the order in which they are posted."""
@@ -148,8 +141,8 @@ class FusionBufferMaker:
             if is_scheduled and comm.priority == Priority.LAYER
             else np.arange(len(rows.first_op)),
             fixed_s=rows.num_sums * self._costs.transports.get(comm.transport, NO_OVERHEAD).overhead(rows.wire_bytes),
-            latency_s=rows.num_rounds * self._latency_s[comm.collective],
-            load_link=self._links,
+            latency_s=rows.num_rounds * self._latency_s(comm.collective),
+            load_link=self._sum_per_byte(comm)[0],
             load_bytes=rows.loads,
         )
 
@@ -171,7 +164,7 @@ class FusionBufferMaker:
             gradient_bytes=num_bytes,
             wire_bytes=wire_bytes,
             first_op=first_op,
-            loads=wire_bytes[:, None] * self._sum_per_byte(comm),
+            loads=wire_bytes[:, None] * self._sum_per_byte(comm)[1],
             codec=np.full(len(wire_bytes), CODECS.index(sends.compression.codec), np.int64),
             num_rounds=np.ones(len(wire_bytes)),
             num_sums=np.ones(len(wire_bytes)),
@@ -207,7 +200,7 @@ class FusionBufferMaker:
             gradient_bytes=np.array([message.gradient_bytes for message in messages], np.float64),
             wire_bytes=np.array([message.wire_bytes for message in messages], np.float64),
             first_op=np.array([self._op_of[message.gradients].min() for message in messages], np.int64),
-            loads=loads.reshape(len(messages), len(self._links)),
+            loads=loads.reshape(len(messages), len(self._sum_per_byte(sends.comm)[0])),
             codec=np.array([CODECS.index(message.codec) for message in messages], np.int64),
             num_rounds=np.array([message.num_rounds for message in messages], np.float64),
             num_sums=np.array([message.num_sums for message in messages], np.float64),
@@ -272,59 +265,41 @@ class FusionBufferMaker:
             gradients=gradients,
             gradient_bytes=0.0,
             wire_bytes=sum(sizes),
-            loads=self._on_links(gather_loads(self._costs.cluster.host_of_rank, sizes)),
+            loads=self._gathered(sizes, sends.comm),
             rebuilt_op=op,
         )
 
     def _round_loads(self, kind: str, num_bytes: float, comm: CommPlan) -> Floats:
-        hosts = self._costs.cluster.host_of_rank
         if kind == SUM:
-            return self._sum_per_byte(comm) * num_bytes
-        if kind == GATHER:
-            return self._on_links(gather_loads(hosts, [num_bytes] * self._num_ranks))
-        return self._on_links(gather_loads(hosts, [num_bytes / self._num_ranks] * self._num_ranks))
+            return self._sum_per_byte(comm)[1] * num_bytes
+        return self._gathered([num_bytes / (1 if kind == GATHER else self._num_ranks)] * self._num_ranks, comm)
 
-    def _sum_per_byte(self, comm: CommPlan) -> Floats:
+    def _gathered(self, bytes_of_rank: Sequence[float], comm: CommPlan) -> Floats:
+        """An all-gather, in the columns of the plan's sums: it has one phase, the first."""
+        columns, _ = self._sum_per_byte(comm)
+        loads = np.zeros(len(columns))
+        for edge, num_bytes in gather_bytes(self._topology, range(self._num_ranks), bytes_of_rank).items():
+            loads[edge] = num_bytes
+        return loads
+
+    def _sum_per_byte(self, comm: CommPlan) -> tuple[Ints, Floats]:
+        """The columns of a plan's loads, which are all edges, once per phase; and the bytes on them per byte of a sum."""
         key = (comm.collective, comm.servers, comm.shares)
-        if key not in self._per_byte:
-            self._per_byte[key] = self._on_links(sum_loads(comm, self._costs.cluster))
-        return self._per_byte[key]
-
-    def _on_links(self, loads: Iterable[Load]) -> Floats:
-        """Bytes on every link; none where all ranks share a host."""
-        total = np.zeros(len(self._links))
-        if len(total):
-            for link, num_bytes in as_links(self._costs.cluster, loads):
-                total[link] += num_bytes
-        return total
+        if key not in self._sums_per_byte:
+            phases = sum_phases(comm, self._costs.cluster, 1.0)
+            self._sums_per_byte[key] = phase_columns(phases, len(self._topology.edges))
+        return self._sums_per_byte[key]
 
 
-def sum_loads(comm: CommPlan, cluster: Cluster) -> list[Load]:
-    """The load of one byte of an all-reduce on the links of hosts."""
-    if comm.collective == "server":
-        return shard_loads(cluster.host_of_rank, server_shares(len(cluster.devices), comm.servers), 1.0)
-    if comm.shares:
-        return shard_loads(cluster.host_of_rank, comm.shares, 1.0)
-    return all_reduce_loads(comm.collective, cluster, 1.0)
+def phase_columns(phases: Sequence[EdgeLoads], num_edges: int) -> tuple[Ints, Floats]:
+    """All edges in each phase, with -1 between phases, and the bytes on each."""
+    columns = [np.append(np.arange(num_edges), -1) for _ in phases]
+    loads = np.zeros((len(phases), num_edges + 1))
+    for phase, row in zip(phases, loads, strict=True):
+        row[list(phase)] = list(phase.values())
+    return np.concatenate(columns)[:-1].astype(np.int64), loads.reshape(-1)[:-1]
 
 
-def as_links(cluster: Cluster, loads: Iterable[Load]) -> list[tuple[int, float]]:
-    """(link, bytes) of loads on hosts: host h has links 2h (up) and 2h + 1 (down). A host without a link costs nothing."""
-    total: dict[int, float] = {}
-    for load in loads:
-        if cluster.hosts[load.host].link is not None:
-            for link, part in ((2 * load.host, load.up_bytes), (2 * load.host + 1, load.down_bytes)):
-                total[link] = total.get(link, 0.0) + part
-    return [(link, part) for link, part in total.items() if part > 0]
-
-
-def link_speeds(cluster: Cluster) -> Floats:
-    """Bytes per second of every link, in the numbering of `as_links`."""
-    speeds = [
-        speed
-        for host in cluster.hosts
-        for speed in (
-            (host.link.up_bytes_per_s, host.link.down_bytes_per_s) if host.link is not None else (np.inf, np.inf)
-        )
-    ]
-    return np.array(speeds, np.float64)
+def link_speeds(topology: Topology) -> Floats:
+    """Bytes per second of every edge."""
+    return np.array([edge.bytes_per_s for edge in topology.edges], np.float64)

@@ -3,23 +3,28 @@
 With GPipe and 1F1B the bubble is (p-1)/(m+p-1) of the step for equal stages; zero-bubble and searched orders are followed pass
 by pass. A split backward takes half of its time for weights, in ops that have weights. Replicas of a stage share
 the batch and sum their gradients at the end of the step. Ranks of a tensor-parallel group share every op and sum
-its output (every second Linear layer, as Megatron pairs them).
+its output (every second Linear layer, as Megatron pairs them); each of them sums its part of the gradients in a ring with the
+ranks that hold the same part.
+
+Messages share links, and nothing else: those from one rank to another follow each other, as on one connection. A rank computes
+while it sends, as our executor does (`autotune.runtime.placed`); with `blocking` it waits until each message has left, which
+other systems may do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from autotune.simulate import layout
-from autotune.simulate.collectives import Load, hop_latency_s, hop_loads, ring_loads
+from autotune.simulate.collectives import ranks_latency_s
 from autotune.simulate.cost_tables import NO_OVERHEAD, Costs
+from autotune.simulate.edge_loads import hop_bytes, ring_bytes
 from autotune.simulate.labelled import LabelledTasks
 from autotune.simulate.layout import DATA, UPDATE, Labels
-from autotune.simulate.messages import as_links
 from autotune.simulate.roofline import weight_share
 from autotune.simulate.task_graph import Floats, Tasks
 from autotune.simulate.tasks import NO_CHANGE, MemoryChange
@@ -79,17 +84,21 @@ def ties(graph: OpGraph, pipeline: PipelinePlan) -> list[Tie]:
 
 
 def _summed(graph: OpGraph, pipeline: PipelinePlan) -> list[tuple[tuple[int, ...], float]]:
-    """Ranks (of a tensor-parallel group its first) that sum gradients, and the bytes of them."""
+    """Ranks that sum gradients, and the bytes of them: for each member of tensor-parallel groups a ring of its own."""
     degree, tied = pipeline.tensor_parallel, ties(graph, pipeline)
     found = []
-    for stage, (ops, ranks) in enumerate(zip(stage_ops(graph, pipeline), pipeline.stage_ranks, strict=True)):
-        own = sum(graph.ops[op].param_bytes for op in ops) / degree
-        own -= sum(tie.num_bytes for tie in tied if tie.stages[0] == stage)
-        found.append((ranks[::degree], own))
-    found += [
-        (tuple(rank for stage in tie.stages for rank in pipeline.stage_ranks[stage][::degree]), tie.num_bytes)
-        for tie in tied
-    ]
+    for member in range(degree):
+        for stage, (ops, ranks) in enumerate(zip(stage_ops(graph, pipeline), pipeline.stage_ranks, strict=True)):
+            own = float(sum(graph.ops[op].param_bytes for op in ops))
+            own -= sum(tie.num_bytes for tie in tied if tie.stages[0] == stage)
+            found.append((ranks[member::degree], own / degree))
+        found += [
+            (
+                tuple(rank for stage in tie.stages for rank in pipeline.stage_ranks[stage][member::degree]),
+                tie.num_bytes / degree,
+            )
+            for tie in tied
+        ]
     return [(ranks, num_bytes) for ranks, num_bytes in found if len(ranks) > 1 and num_bytes > 0]
 
 
@@ -107,37 +116,49 @@ def boundary_bytes(graph: OpGraph, first_op: int) -> float:
     return sum(passing.values())
 
 
-def pass_costs(graph: OpGraph, costs: Costs, samples: Floats) -> dict[str, Floats]:
-    """Seconds of every op on every rank, by the kind of pass."""
-    forward_s, backward_s = costs.passes(samples)
+def pass_costs(graph: OpGraph, costs: Costs, samples: Floats, degree: int = 1) -> dict[str, Floats]:
+    """Seconds of every op on every rank, by the kind of pass; of one of `degree` devices that share each op."""
+    forward_s, backward_s = costs.passes(samples, degree)
     weight_s: Floats = backward_s * np.array([weight_share(op) for op in graph.ops])
     return {FORWARD: forward_s, BACKWARD: backward_s, INPUT: backward_s - weight_s, WEIGHT: weight_s}
 
 
-def expand_pipeline(graph: OpGraph, plan: Plan, costs: Costs) -> tuple[Tasks, Labels]:
-    """One step of a pipelined plan."""
+def connections(pipeline: PipelinePlan) -> int:
+    """How many queues `expand_pipeline` uses besides the first: one from each rank to each other that it sends to."""
+    return sum(2 * len(a) * len(b) for a, b in pairwise(pipeline.stage_ranks))
+
+
+def expand_pipeline(graph: OpGraph, plan: Plan, costs: Costs, *, blocking: bool = False) -> tuple[Tasks, Labels]:
+    """One step of a pipelined plan. Sums over ranks are in queue 0, messages in one queue for each connection."""
     assert plan.pipeline is not None
     if plan.pipeline.first_ops[-1] >= len(graph.ops):
         raise SpecError(
             f"the plan's last stage begins at op {plan.pipeline.first_ops[-1]} but the model has {len(graph.ops)} ops"
         )
-    return _Expansion(graph, plan, plan.pipeline, costs).expand()
+    return _Expansion(graph, plan, plan.pipeline, costs, blocking=blocking).expand()
 
 
 class _Expansion:
-    def __init__(self, graph: OpGraph, plan: Plan, pipeline: PipelinePlan, costs: Costs) -> None:
-        self._graph, self._pipeline, self._costs = graph, pipeline, costs
-        self._cluster = costs.cluster
+    def __init__(self, graph: OpGraph, plan: Plan, pipeline: PipelinePlan, costs: Costs, *, blocking: bool) -> None:
+        self._graph, self._pipeline, self._costs, self._blocking = graph, pipeline, costs, blocking
+        self._topology = costs.cluster.topology
         self._ops = stage_ops(graph, pipeline)
         degree, self._parts = pipeline.tensor_parallel, pipeline.micro_batches
         self._groups = [[ranks[i : i + degree] for i in range(0, len(ranks), degree)] for ranks in pipeline.stage_ranks]
         self._micro = np.array(plan.batch.samples, np.float64) / self._parts
         self._samples = np.array(plan.batch.samples, np.float64)
-        self._passes = pass_costs(graph, costs, self._micro)
+        self._passes = pass_costs(graph, costs, self._micro, degree)
+        self._saved = [sum(graph.ops[op].saved_bytes_per_sample for op in ops) for ops in self._ops]
+        self._boundary = [boundary_bytes(graph, first) if first else 0.0 for first in pipeline.first_ops]
+        self._data_s = costs.data.at(self._samples)
+        self._sums_s = [
+            [self._shared_outputs_s(stage, group) for group in groups] for stage, groups in enumerate(self._groups)
+        ]
+        self._queues: dict[tuple[int, int], int] = {}
         self._transport = costs.transports.get(plan.comm.transport, NO_OVERHEAD)
         self._made = LabelledTasks()
-        self._arrived: dict[tuple[bool, int, int], list[int]] = {}
-        """(is forward, stage, micro-batch) -> the tasks that it depends on."""
+        self._arrived: dict[tuple[bool, int, int], dict[int, list[int]]] = {}
+        """(is forward, stage, micro-batch) -> per first rank of a group, the messages that it depends on."""
 
     def expand(self) -> tuple[Tasks, Labels]:
         num_stages = len(self._ops)
@@ -145,9 +166,7 @@ class _Expansion:
         for stage in range(num_stages):
             for group in self._groups[stage]:
                 for rank in group:
-                    self._made.work(
-                        DATA, rank, 0, float(self._costs.data.at(self._samples)[rank]) if stage == 0 else 0.0
-                    )
+                    self._made.work(DATA, rank, 0, float(self._data_s[rank]) if stage == 0 else 0.0)
         places = [0] * num_stages
         while any(place < len(orders[s]) for s, place in enumerate(places)):
             moved = False
@@ -169,18 +188,21 @@ class _Expansion:
 
     def _block(self, kind: str, number: int, stage: int) -> None:
         is_forward = kind == FORWARD
-        after = [] if kind == WEIGHT else self._arrived.get((is_forward, stage, number), [])
-        done = [self._on_rank(kind, stage, rank, len(group), after) for group in self._groups[stage] for rank in group]
+        after = {} if kind == WEIGHT else self._arrived.get((is_forward, stage, number), {})
+        sums_s = self._sums_s[stage] if kind != WEIGHT else [0.0] * len(self._groups[stage])
+        done = {
+            group[0]: [self._on_rank(kind, stage, rank, after.get(group[0], []), seconds) for rank in group]
+            for group, seconds in zip(self._groups[stage], sums_s, strict=True)
+        }
         to = stage + 1 if is_forward else stage - 1
         if kind != WEIGHT and 0 <= to < len(self._ops):
             self._arrived[is_forward, to, number] = self._pass_on(stage, to, done, number)
 
-    def _on_rank(self, kind: str, stage: int, rank: int, degree: int, after: Sequence[int]) -> int:
+    def _on_rank(self, kind: str, stage: int, rank: int, after: Sequence[int], sums_s: float) -> int:
         ops = self._ops[stage]
-        seconds = float(self._passes[kind][rank, ops.start : ops.stop].sum()) / degree
-        seconds += self._shared_outputs_s(stage, rank) if degree > 1 and kind != WEIGHT else 0.0
+        seconds = float(self._passes[kind][rank, ops.start : ops.stop].sum()) + sums_s
         memory = NO_CHANGE
-        saved = sum(self._graph.ops[op].saved_bytes_per_sample for op in ops) * float(self._micro[rank]) / degree
+        saved = self._saved[stage] * float(self._micro[rank]) / self._pipeline.tensor_parallel
         if kind == FORWARD:
             memory = MemoryChange(device=rank, at_start=saved)
         elif kind != INPUT:
@@ -188,9 +210,12 @@ class _Expansion:
         what = layout.FORWARD if kind == FORWARD else layout.BACKWARD
         return self._made.work(what, rank, ops.start, seconds, after, memory)
 
-    def _pass_on(self, stage: int, to: int, done: Sequence[int], number: int) -> list[int]:
-        """Activations (or their gradients) to the neighbouring stage: from each sender its share to each receiver."""
-        bytes_per_sample = boundary_bytes(self._graph, self._pipeline.first_ops[max(stage, to)])
+    def _pass_on(self, stage: int, to: int, done: Mapping[int, Sequence[int]], number: int) -> dict[int, list[int]]:
+        """Activations (or their gradients) to the neighbouring stage: from each sender its share to each receiver.
+
+        Replicas do not wait for each other: a message leaves when its sender's group is done.
+        """
+        bytes_per_sample = self._boundary[max(stage, to)]
         senders = [group[0] for group in self._groups[stage]]
         receivers = [group[0] for group in self._groups[to]]
         total = float(sum(self._micro[rank] for rank in senders))
@@ -202,57 +227,58 @@ class _Expansion:
             if one_to_one
             else [(a, b, float(self._micro[a] * self._micro[b]) / total) for a in senders for b in receivers]
         )
-        return [
-            self._made.send(
-                number,
-                self._links(hop_loads(self._cluster.host_of_rank, a, b, bytes_per_sample * samples)),
-                done,
-                rank=a,
-                num_bytes=bytes_per_sample * samples,
-                latency_s=hop_latency_s(self._cluster, a, b),
-            )
-            for a, b, samples in hops
-        ]
+        arrived: dict[int, list[int]] = {}
+        for a, b, samples in hops:
+            sent = self._message(number, a, b, bytes_per_sample * samples, done[a])
+            arrived.setdefault(b, []).append(sent)
+        return arrived
+
+    def _message(self, number: int, source: int, target: int, num_bytes: float, after: Sequence[int]) -> int:
+        """The task after which a message has arrived. It leaves its connection to the next one before its latency has passed."""
+        queue, latency_s = 0, self._topology.latency_s(source, target)
+        if not self._costs.serialized_links:  # emulated links take messages in the order in which they are sent
+            queue = self._queues.setdefault((source, target), len(self._queues) + 1)
+        sent = self._made.send(
+            number,
+            list(hop_bytes(self._topology, source, target, num_bytes).items()),
+            after,
+            rank=source,
+            num_bytes=num_bytes,
+            latency_s=0.0 if queue else latency_s,
+            queue=queue,
+        )
+        if self._blocking:
+            self._made.last[source] = self._made.barrier([self._made.last[source], sent])
+        return self._made.barrier([sent], latency_s) if queue and latency_s else sent
 
     def _finish(self) -> None:
         """Ranks that hold the same parameters sum their gradients, then every rank updates."""
         after: dict[int, list[int]] = {}
         last = dict(self._made.last)
         for number, (ranks, num_bytes) in enumerate(_summed(self._graph, self._pipeline)):
-            members = [rank for leader in ranks for rank in self._group_of(leader)]
             sent = self._made.send(
                 self._parts + number,
-                self._links(self._ring(ranks, num_bytes)),
-                [last[rank] for rank in members],
+                list(ring_bytes(self._topology, ranks, num_bytes).items()),
+                [last[rank] for rank in ranks],
                 num_bytes=num_bytes,
                 fixed_s=float(self._transport.overhead(np.array([num_bytes]))[0]),
+                latency_s=ranks_latency_s("ring", self._topology, ranks),
             )
-            for rank in members:
+            for rank in ranks:
                 after.setdefault(rank, []).append(sent)
+        updates_s = self._costs.update.at(self._samples)
         for stage, groups in enumerate(self._groups):
             share = sum(self._graph.ops[op].param_bytes for op in self._ops[stage]) / (self._graph.param_bytes or 1)
             for rank in (rank for group in groups for rank in group):
-                update_s = float(self._costs.update.at(self._samples)[rank]) * share / self._pipeline.tensor_parallel
+                update_s = float(updates_s[rank]) * share / self._pipeline.tensor_parallel
                 self._made.work(UPDATE, rank, 0, update_s, after.get(rank, []))
 
-    def _group_of(self, leader: int) -> Sequence[int]:
-        return next(group for groups in self._groups for group in groups if group[0] == leader)
-
-    def _shared_outputs_s(self, stage: int, rank: int) -> float:
+    def _shared_outputs_s(self, stage: int, group: Sequence[int]) -> float:
         """Every second Linear layer's output is summed over the group; closed form, since the group waits for it."""
-        group = next(group for group in self._groups[stage] if rank in group)
+        if len(group) == 1 or self._costs.includes_sums(len(group)):
+            return 0.0
         linear = [op for op in self._ops[stage] if self._graph.ops[op].factor_shapes]
         per_sample = sum(self._graph.ops[op].output_bytes_per_sample for op in linear[1::2])
-        loads = self._ring(group, per_sample * float(self._micro[rank]))
-        times = [0.0]
-        for load in loads:
-            link = self._cluster.hosts[load.host].link
-            if link is not None:
-                times += [load.up_bytes / link.up_bytes_per_s, load.down_bytes / link.down_bytes_per_s]
-        return max(times)
-
-    def _ring(self, ranks: Sequence[int], num_bytes: float) -> list[Load]:
-        return ring_loads([self._cluster.host_of_rank[rank] for rank in ranks], num_bytes)
-
-    def _links(self, loads: Sequence[Load]) -> list[tuple[int, float]]:
-        return as_links(self._cluster, loads)
+        num_bytes = per_sample * float(self._micro[group[0]])
+        latency_s = len(linear[1::2]) * ranks_latency_s("ring", self._topology, group)
+        return self._topology.busy_s(ring_bytes(self._topology, group, num_bytes)) + latency_s

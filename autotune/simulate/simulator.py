@@ -10,6 +10,7 @@ profile has it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -18,21 +19,22 @@ from autotune.profilers.breakdown import break_down
 from autotune.profilers.timeline import Timeline
 from autotune.results.store.forecast import Forecast, RankForecast
 from autotune.results.store.record import Limit, Prediction, WorkloadInfo
-from autotune.simulate.cost_tables import NO_OVERHEAD, Costs, Lines
+from autotune.results.text.cluster_text import cluster_tree
+from autotune.simulate.cost_tables import NO_OVERHEAD, Costs, Lines, held_bytes
 from autotune.simulate.data_parallel import FusionBuffers, StepCosts, expand
 from autotune.simulate.engine import Run, simulate
 from autotune.simulate.layout import Layout
 from autotune.simulate.limit import step_limit
 from autotune.simulate.messages import FusionBufferMaker, Sends, link_speeds
 from autotune.simulate.passes import step_passes
-from autotune.simulate.pipeline import expand_pipeline, param_shares, shared_bytes
+from autotune.simulate.pipeline import connections, expand_pipeline, param_shares, shared_bytes
 from autotune.simulate.spans import Simulated, spans
 from autotune.simulate.stage_table import span_names, stage_table
 from autotune.simulate.task_graph import Floats, Site, Tasks
 from autotune.simulate.tasks import NO_LIMIT, make_site
 from autotune.workloads.blocks import Timetable
 from autotune.workloads.graph import OpGraph
-from autotune.workloads.plan import CODECS, CommPlan, Plan, ReducerKind
+from autotune.workloads.plan import CODECS, TRANSPORTS, CommPlan, PipelinePlan, Plan, ReducerKind
 from autotune.workloads.workload import PLAIN_LOOP, Loop, check_no_stages
 
 _OVERLAPPED_STEPS = 4
@@ -47,9 +49,10 @@ class Simulator:
     def __init__(self, info: WorkloadInfo, graph: OpGraph, costs: Costs, *, loop: Loop = PLAIN_LOOP) -> None:
         self.info, self.graph, self.costs, self.loop = info, graph, costs, loop
         self._saved_bytes = np.array([op.saved_bytes_per_sample for op in graph.ops])
-        self._speeds = link_speeds(costs.cluster)
+        self._speeds = link_speeds(costs.cluster.topology)
         self._buffers = lru_cache(maxsize=_KEPT_BUFFERS)(FusionBufferMaker(graph, costs).make)
         self._sites = lru_cache(maxsize=_KEPT_BUFFERS)(self._make_site)
+        self._stage_site = lru_cache(maxsize=_KEPT_BUFFERS)(self._make_stage_site)
 
     def step_s(self, plan: Plan) -> float:
         """Predicted seconds of a step."""
@@ -68,13 +71,25 @@ class Simulator:
         """Expand the plan and run it."""
         if plan.pipeline is not None:
             check_no_stages(self.info.name, self.loop)
-            tasks, labels = expand_pipeline(self.graph, plan, self.costs)
-            run = simulate(tasks, self._site_of(plan.comm))
-            return Simulated(tasks=tasks, labels=labels, run=run, num_steps=1, step_s=run.makespan_s)
+            return self._simulate_stages(plan, plan.pipeline, blocking=False)
         tasks, layout, run = self._run(plan)
         return Simulated(
             tasks=tasks, labels=layout.labels(), run=run, num_steps=layout.num_steps, step_s=layout.step_s(run)
         )
+
+    def _simulate_stages(self, plan: Plan, pipeline: PipelinePlan, *, blocking: bool) -> Simulated:
+        tasks, labels = expand_pipeline(self.graph, plan, self.costs, blocking=blocking)
+        run = simulate(tasks, self._stage_site(0 if self.costs.serialized_links else connections(pipeline)))
+        return Simulated(tasks=tasks, labels=labels, run=run, num_steps=1, step_s=run.makespan_s)
+
+    def step_range_s(self, plan: Plan) -> tuple[float, float] | None:
+        """Least and most seconds of a step where it is not known whether stages compute while they send: our executor does,
+        over a transport that runs stages. None: known.
+        """
+        if plan.pipeline is None or len(plan.pipeline.first_ops) == 1 or TRANSPORTS[plan.comm.transport].carries_shards:
+            return None
+        runs = [self._simulate_stages(plan, plan.pipeline, blocking=blocking).step_s for blocking in (False, True)]
+        return min(runs), max(runs)
 
     def _run(self, plan: Plan) -> tuple[Tasks, Layout, Run]:
         """Of a data-parallel plan."""
@@ -87,19 +102,19 @@ class Simulator:
             num_steps=_OVERLAPPED_STEPS if crosses_steps else 1,
             crosses_steps=crosses_steps,
             coded=set(plan.compression.codecs) != {"none"} or bool(plan.compression.factors),
-            accumulates=self.loop.accumulate > 1,
+            accumulates=self._loop_of(plan).accumulate > 1,
         )
         tasks = expand(self._step_costs(plan, buffers, coded=layout.coded), buffers, layout)
         return tasks, layout, simulate(tasks, self._site_of(plan.comm))
 
     def peak_memory_bytes(self, plan: Plan, simulated: Simulated) -> Floats:
         """Per rank: fixed memory, buffers of the plan, and peak activations."""
-        held = np.array([fixed or self.graph.held_bytes for fixed in self.costs.memory_fixed_bytes], np.float64)
+        constant, held = held_bytes(self.graph, self.costs)
         if plan.pipeline is not None:
             always = held * param_shares(self.graph, plan) + shared_bytes(self.graph, plan)
         else:
             always = held + self._buffer_bytes(plan)
-        peak: Floats = always + simulated.run.peak_bytes
+        peak: Floats = constant + always + simulated.run.peak_bytes
         return peak
 
     def fits(self, plan: Plan, simulated: Simulated | None = None) -> bool:
@@ -113,8 +128,9 @@ class Simulator:
         """Whether some device could not hold the whole model with an even share of the batch."""
         limits = [device.memory_bytes for device in self.costs.cluster.devices]
         samples = self.info.global_batch / len(limits) / self.loop.accumulate
-        held = self.graph.held_bytes + self.graph.saved_bytes_per_sample * samples
-        return any(limit is not None and held > limit for limit in limits)
+        constant, scaling = held_bytes(self.graph, self.costs)
+        held: Floats = constant + scaling + self.graph.saved_bytes_per_sample * samples
+        return any(limit is not None and taken > limit for limit, taken in zip(limits, held.tolist(), strict=True))
 
     def forecast(self, plan: Plan) -> Forecast:
         """All figures of a plan: step, breakdown, memory, origins, cost, energy."""
@@ -130,6 +146,8 @@ class Simulator:
             plan=plan,
             global_batch=self.info.global_batch,
             step_s=step_s,
+            tree=None if self.costs.cluster.topology.is_one_switch else cluster_tree(self.costs.cluster),
+            step_range_s=self.step_range_s(plan),
             ranks=tuple(
                 RankForecast(
                     rank=rank,
@@ -147,10 +165,24 @@ class Simulator:
             breakdown=break_down(self.timeline(plan, simulated)),
             limit=self.limit(),
             origins=self.costs.origins,
-            doubts=tuple(self.costs.doubts([max(self.loop.passes(count), default=0) for count in plan.batch.samples])),
+            doubts=tuple(self._doubts(plan)),
             price_per_hour=_total([device.price_per_hour for device in devices]),
             joules_per_step=self.joules_per_step(simulated),
         )
+
+    def _doubts(self, plan: Plan) -> list[str]:
+        """What is computed at once is compared with what was measured: a micro-batch, or a pass of an accumulating loop."""
+        if plan.pipeline is not None:
+            micro = [count / plan.pipeline.micro_batches for count in plan.batch.samples]
+            return self.costs.doubts(micro, plan.pipeline.tensor_parallel)
+        loop = self._loop_of(plan)
+        return self.costs.doubts([max(loop.passes(count), default=0) for count in plan.batch.samples])
+
+    def _loop_of(self, plan: Plan) -> Loop:
+        """The loop of a data-parallel plan, which may take each rank's samples in several passes."""
+        if plan.batch.accumulate == 1:
+            return self.loop
+        return replace(self.loop, accumulate=self.loop.accumulate * plan.batch.accumulate)
 
     def joules_per_step(self, simulated: Simulated) -> float | None:
         """Busy and idle power over the step; None where a device does not state its power."""
@@ -195,7 +227,7 @@ class Simulator:
     def _step_costs(self, plan: Plan, buffers: FusionBuffers, *, coded: bool) -> StepCosts:
         samples = np.array(plan.batch.samples, np.float64)
         encode_s, decode_s = self._codec_s(plan, buffers, samples) if coded else (_NOTHING, _NOTHING)
-        passes = step_passes(self.costs, self.loop, plan.batch.samples)
+        passes = step_passes(self.costs, self._loop_of(plan), plan.batch.samples)
         return StepCosts(
             data_s=(self.costs.data.at(samples) + self.costs.data.fixed_s * (passes.number - 1)) * (samples > 0),
             forward_s=passes.forward_s,
@@ -233,6 +265,16 @@ class Simulator:
             self._speeds,  # type: ignore[arg-type]
             slots=(NO_LIMIT if self.costs.serialized_links else slots,),
             credit_bytes=(np.inf if credit_bytes is None else float(credit_bytes),),
+            serialized=self.costs.serialized_links,
+        )
+
+    def _make_stage_site(self, num_connections: int) -> Site:
+        """Sums are limited by links only; over real links, the messages of a connection follow each other."""
+        return make_site(
+            len(self.costs.cluster.devices),
+            self._speeds,  # type: ignore[arg-type]
+            slots=(NO_LIMIT, *[1] * num_connections),
+            credit_bytes=(np.inf,) * (1 + num_connections),
             serialized=self.costs.serialized_links,
         )
 

@@ -32,6 +32,7 @@ class Tasks:
     latency_s: Floats
     load_from: Ints
     load_link: Ints
+    """-1: the next phase of the transfer begins."""
     load_bytes: Floats
     memory_device: Ints
     """The device whose memory a task changes; -1: none."""

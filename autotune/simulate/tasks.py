@@ -70,9 +70,9 @@ class TaskList:
         self.latency_s[number], self.loads[number] = latency_s, loads
         return number
 
-    def join(self, after: Iterable[int]) -> int:
-        """A join of these tasks, so that each successor needs one edge only."""
-        return self._add(JOIN, 0.0, after, priority=0, memory=NO_CHANGE)
+    def join(self, after: Iterable[int], seconds: float = 0.0) -> int:
+        """A join of these tasks, so that each successor needs one edge only; it may take time, but no resource."""
+        return self._add(JOIN, seconds, after, priority=0, memory=NO_CHANGE)
 
     def _add(self, device: int, seconds: float, after: Iterable[int], *, priority: int, memory: MemoryChange) -> int:
         number = len(self.device)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.profilers.breakdown import largest_costs
+from autotune.results.show.cluster_console import show_tree
 from autotune.results.show.report_console import show_breakdown
 from autotune.results.show.schedule_console import show_chart
 from autotune.results.store.forecast import Forecast, RankForecast
@@ -51,6 +52,8 @@ def show_planned(console: Console, best: Forecast, default: Forecast, how: str, 
 def _show(console: Console, forecast: Forecast, table: Timetable | None) -> None:
     title = f"{forecast.workload} on {forecast.cluster} ({LABEL})"
     console.print(Panel(Text("\n".join(_headline(forecast))), title=title, title_align="left"))
+    if forecast.tree is not None:
+        show_tree(console, forecast.tree)
     console.print(_rank_table(forecast))
     if table is not None:
         console.print(Text(f"The schedule ({LABEL})"))
@@ -68,6 +71,9 @@ def _headline(forecast: Forecast) -> list[str]:
         f"{format_ms(forecast.step_s)} ms a step, {format_rate(forecast.samples_per_s)} samples/s",
         f"plan: {plan_summary(forecast.plan)}",
     ]
+    if forecast.step_range_s is not None:
+        low, high = map(format_ms, forecast.step_range_s)
+        lines.insert(1, f"{low} to {high} ms: if stages compute while they send, and if they do not; that is not known")
     if forecast.limit is not None:
         share = format_percent(forecast.limit_share)
         lines.insert(

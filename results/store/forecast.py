@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from autotune.profilers.breakdown import Breakdown
 from autotune.results.store.record import Limit
+from autotune.results.text.cluster_text import Branch
 from autotune.workloads.plan import Plan
 
 
@@ -58,6 +59,10 @@ class Forecast:
     breakdown: Breakdown | None = None
     limit: Limit | None = None
     origins: tuple[Origin, ...] = ()
+    tree: Branch | None = None
+    """The links of a cluster that are more than one switch."""
+    step_range_s: tuple[float, float] | None = None
+    """Of a plan with stages whose sends may or may not overlap with computing: if all do, and if none does. None: known."""
     doubts: tuple[str, ...] = field(default=())
     """Where the prediction leaves what was measured."""
     price_per_hour: float | None = None

@@ -107,6 +107,18 @@ class CodecProfile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ShardedProfile:
+    """Times of one of several devices that share every op (tensor parallelism). Samples are those that they compute together."""
+
+    degree: int
+    """Number of devices."""
+    compute: WorkFit
+    ops: tuple[OpProfile, ...]
+    includes_sums: bool = False
+    """The times contain the sums of outputs over the devices, on links like those of the cluster."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RankProfile:
     """One rank's device."""
 
@@ -122,9 +134,14 @@ class RankProfile:
     memory: MemoryFit | None = None
     steps: tuple[StepPoint, ...] = ()
     codecs: tuple[CodecProfile, ...] = ()
+    sharded: tuple[ShardedProfile, ...] = ()
+    """`autotune profile` measures none; profiles from elsewhere may have them."""
 
     def op(self, name: str) -> OpProfile | None:
         return next((op for op in self.ops if op.name == name), None)
+
+    def shared_by(self, degree: int) -> ShardedProfile | None:
+        return next((one for one in self.sharded if one.degree == degree), None)
 
     def codec(self, name: str) -> CodecProfile | None:
         return next((codec for codec in self.codecs if codec.name == name), None)

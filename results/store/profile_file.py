@@ -90,6 +90,12 @@ def _complaints(profile: Profile) -> Iterator[str]:
         for what, names in (("op", [op.name for op in rank.ops]), ("codec", [one.name for one in rank.codecs])):
             if twice := next((name for name in names if names.count(name) > 1), None):
                 yield f"rank {rank.rank} has {what} {twice!r} twice: name each once"
+        for one in rank.sharded:
+            if one.degree < 2 or [op.name for op in one.ops] != [op.name for op in rank.ops]:
+                yield (
+                    f"rank {rank.rank}: sharded times of degree {one.degree}: the degree is at least 2, and the ops are those of "
+                    "the rank, in the same order"
+                )
         for codec in rank.codecs:
             if codec.name not in CODECS:
                 yield f"rank {rank.rank}: {unknown_name('codec', codec.name, CODECS)}"

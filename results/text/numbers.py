@@ -76,6 +76,7 @@ def plan_summary(plan: Plan) -> str:
         codecs_text(compression),
         f"{len(compression.factors)} layers by sufficient factors" if compression.factors else "",
     ]
+    parts += [f"in {plan.batch.accumulate} passes"] if plan.batch.accumulate > 1 else []
     parts += ["synchronised norms"] if plan.batch.sync_norm else []
     return "  ".join(part for part in parts if part)
 

@@ -23,6 +23,8 @@ def table(found: dict[str, dict[str, Any]]) -> str:
     ]
     growth, large = found["test_time_grows_no_faster_than_n_log_n"], found["test_a_step_on_1024_devices"]
     sizes = [f"{1000 * growth[count]:.3g}" for count in ("10000", "100000", "1000000")]
+    trees = [one for name, one in found.items() if name.startswith("test_plans_on_a_tree")]
+    rows += [f"| 1,024 devices in 128 hosts of 8, {one['kind']} | {one['median_s']:.2g} s | 2 s |" for one in trees]
     rows += [
         f"| 10⁴, 10⁵, 10⁶ tasks, ms | {', '.join(sizes)} | n log n within a factor of 2 |",
         f"| `gpt` on 1,024 devices, {large['tasks']:,} tasks | {large['seconds']:.2g} s, {large['bytes'] / 2**30:.2f} GiB | 10 s, 2 GiB |",

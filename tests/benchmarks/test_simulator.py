@@ -8,14 +8,16 @@ import random
 import subprocess
 import sys
 import time
+import tomllib
 
 import pytest
 
 from autotune.simulate.engine import simulate
 from autotune.simulate.tasks import TaskList, make_site
-from autotune.workloads.cluster import load_cluster
-from autotune.workloads.plan import BatchPlan, CommPlan, Plan
+from autotune.workloads.cluster import load_cluster, parse_cluster
+from autotune.workloads.plan import BatchPlan, CommPlan, PipelinePlan, Plan
 from autotune.workloads.split import bounds, proportional
+from autotune.workloads.topology import make_topology
 from tests.autotune.simulate.test_closed_forms import make_graph, make_simulator
 
 pytestmark = pytest.mark.slow
@@ -43,7 +45,7 @@ def test_plans_per_second(benchmark, num_ops, least_tasks, bar):
     assert min(num_tasks) >= least_tasks
 
     def predict_all():
-        simulator._units.cache_clear()
+        simulator._buffers.cache_clear()
         for plan in plans:
             simulator.step_s(plan)
 
@@ -123,3 +125,57 @@ def test_a_step_on_1024_devices(benchmark):
     benchmark.extra_info |= found
     assert found["seconds"] <= 10
     assert found["bytes"] <= 2 * 2**30
+
+
+TREE = """
+emulation = "paced"
+[device.gpu]
+flops = "1 TFLOP/s"
+[fabric.board]
+bandwidth = "20 GB/s"
+latency = "2 us"
+total = "80 GB/s"
+island_size = 4
+island_bandwidth = "200 GB/s"
+[rack.a]
+uplink = "20 GB/s"
+downlink = "20 GB/s"
+[rack.b]
+uplink = "20 GB/s"
+downlink = "20 GB/s"
+""" + "".join(
+    f"""
+[[host]]
+name = "{rack}"
+count = 64
+devices = ["8 x gpu"]
+fabric = "board"
+nics = 2
+uplink = "1 GB/s"
+downlink = "1 GB/s"
+latency = "10 us"
+rack = "{rack}"
+"""
+    for rack in "ab"
+)
+
+
+@pytest.mark.parametrize("kind", ["ring", "hierarchical", "shards", "hierarchical-shards", "stages"])
+def test_plans_on_a_tree_of_1024_devices(benchmark, kind):
+    """128 hosts of 8 in islands, two NICs, two racks: one plan in at most 2 s, with the costs of its cluster."""
+    cluster = parse_cluster(tomllib.loads(TREE), where="tree", default_name="tree")
+    graph = make_graph(50, param_bytes=1_000_000)
+    batch = 8192 if kind == "stages" else 1024
+    plan = Plan(batch=BatchPlan(samples=(1,) * 1024), comm=CommPlan(bucket_bytes=2**20, collective=kind))
+    if kind == "stages":
+        stages = tuple(tuple(range(256 * stage, 256 * (stage + 1))) for stage in range(4))
+        pipeline = PipelinePlan(first_ops=(0, 12, 24, 36), stage_ranks=stages, micro_batches=8, tensor_parallel=8)
+        plan = Plan(batch=BatchPlan(samples=(256,) * 1024), pipeline=pipeline)
+
+    def predict():
+        make_topology.cache_clear()
+        return make_simulator(graph, cluster, batch).step_s(plan)
+
+    benchmark.pedantic(predict, rounds=3, warmup_rounds=1)
+    benchmark.extra_info |= {"kind": kind}
+    assert benchmark.stats["median"] <= 2

@@ -167,7 +167,7 @@ def test_an_unknown_key_of_a_device_suggests_the_one_that_was_meant(tmp_path: Pa
 
 def test_an_unknown_key_of_a_host_names_the_host(tmp_path: Path) -> None:
     message = refusal(tmp_path, GOOD.replace('downlink = "2', 'downlnk = "2'))
-    known = "known keys: name, devices, uplink, downlink, latency, cpus"
+    known = "known keys: name, count, devices, uplink, downlink, latency, cpus, nics, fabric, rack"
     assert message == f"unknown key 'downlnk' in mine.toml [[host]] 0: did you mean 'downlink'? {known}"
     other = refusal(tmp_path, GOOD.replace('downlink = "2', 'nvlink = "2'))
     assert other == f"unknown key 'nvlink' in mine.toml [[host]] 0: {known}"

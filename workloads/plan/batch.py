@@ -15,6 +15,9 @@ class BatchPlan:
     """Samples of each rank; they sum to the global batch."""
     sync_norm: bool = False
     """BatchNorm layers take their statistics over the samples of all ranks, so that results do not depend on the split."""
+    accumulate: int = 1
+    """Without stages: the passes in which each rank takes its samples, on top of those of the workload. Gradients are
+    exchanged in the last one only."""
 
 
 def check_sum(samples: tuple[int, ...], global_batch: int, what: str) -> None:

@@ -188,3 +188,19 @@ COLLECTIVES.register(
 COLLECTIVES.register(
     Collective(name="server", text="parameter servers on named ranks, an equal share each", needs_messages=True)
 )
+COLLECTIVES.register(
+    Collective(
+        name="hierarchical",
+        text="reduce-scatter within each host, a ring across hosts for each shard, all-gather within (predicted only)",
+        is_runnable=False,
+    )
+)
+COLLECTIVES.register(
+    Collective(
+        name="hierarchical-shards",
+        text="likewise, with owner shards of hosts instead of rings (predicted only)",
+        is_runnable=False,
+    )
+)
+HIERARCHICAL = ("hierarchical", "hierarchical-shards")
+"""Those that sum within hosts first."""

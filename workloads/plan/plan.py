@@ -19,6 +19,7 @@ from autotune.workloads.serial import digest, to_data
 
 _NOT_IN_FINGERPRINT_IF_DEFAULT = (
     ("batch", "sync_norm"),
+    ("batch", "accumulate"),
     ("comm", "shares"),
     ("comm", "priority"),
     ("comm", "average_every"),
@@ -73,6 +74,11 @@ class Plan:
             )
         if any(count < 0 for count in samples):
             raise SpecError(f"samples per rank {list(samples)} has a negative entry: samples are counted from 0")
+        if self.batch.accumulate < 1 or (self.pipeline is not None and self.batch.accumulate != 1):
+            raise SpecError(
+                f"the plan's accumulate is {self.batch.accumulate}: it must be at least 1, and 1 with pipeline stages, which have "
+                "micro_batches"
+            )
         if self.pipeline is None:
             check_sum(samples, global_batch, "samples per rank")
         else:
@@ -100,6 +106,11 @@ class Plan:
             raise SpecError(
                 f"the plan's collective is {comm.collective!r}, which `autotune simulate` predicts but no job runs: "
                 f"use {', '.join(COLLECTIVES.names(lambda one: one.is_runnable))}"
+            )
+        if self.batch.accumulate != 1:
+            raise SpecError(
+                f"the plan's accumulate is {self.batch.accumulate}, which `autotune simulate` predicts but no job runs: use 1, or "
+                "state accumulate in the workload"
             )
         if collective.needs_messages and not TRANSPORTS[comm.transport].carries_shards:
             raise SpecError(

@@ -20,6 +20,7 @@ from autotune.results.store.profile import (
     OpProfile,
     Profile,
     RankProfile,
+    ShardedProfile,
     StepPoint,
     joint_fingerprint,
 )
@@ -219,11 +220,29 @@ def test_the_documentation_names_every_key() -> None:
     text = (ROOT / "docs" / "files.md").read_text()
     section = text[text.index("## Profile (JSON)") :]
     kinds = (Profile, RankProfile, OpProfile, StepPoint, CodecProfile, CodecRow)
-    kinds += (LinkProfile, HostLink, CollectiveProfile)
+    kinds += (LinkProfile, HostLink, CollectiveProfile, ShardedProfile)
     fits = (WorkFit, MemoryFit, TransferFit, TransferRow)
     for kind in (*kinds, *fits):
         for field in dataclasses.fields(kind):
             assert f"`{field.name}`" in section, f"{kind.__name__}.{field.name}"
+
+
+def test_times_that_devices_share(saved: Path) -> None:
+    """Kept and read; a degree of one, or other ops than the rank's, are refused."""
+    profile = load_profile(saved)
+    rank = profile.ranks[0]
+    sharded = ShardedProfile(degree=2, compute=rank.compute, ops=rank.ops, includes_sums=True)
+
+    def with_times(one: ShardedProfile) -> Path:
+        changed = dataclasses.replace(rank, sharded=(one,))
+        return save_profile(saved.parent.parent, dataclasses.replace(profile, ranks=(changed, *profile.ranks[1:])))
+
+    found = load_profile(with_times(sharded)).ranks[0]
+    assert found.shared_by(2) == sharded
+    assert found.shared_by(4) is None
+    for wrong in (dataclasses.replace(sharded, degree=1), dataclasses.replace(sharded, ops=())):
+        with pytest.raises(SpecError, match="the degree is at least 2, and the ops are those of the rank"):
+            load_profile(with_times(wrong))
 
 
 # --- damaged and foreign -----------------------------------------------------------------------------------------------

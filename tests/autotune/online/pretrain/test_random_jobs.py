@@ -6,12 +6,12 @@ import pytest
 
 from autotune.online.pretrain.random_clusters import HELD_OUT_BANDS, HELD_OUT_SIZES, link_of, with_link_factors
 from autotune.online.pretrain.random_jobs import Population, draw_job, observed, simulator_of, window_of
-from autotune.workloads.serial import digest, to_data
+from autotune.workloads.serial import digest
 
 SEEDS = range(12)
 SIZES = (3, 111_360, (3, 4, 5))
 """Ranks, bytes and samples of one job."""
-PLANS = "3f2e712f14f5"
+PLANS = "f097fa3bb69c"
 """Digest of its plans."""
 
 
@@ -27,7 +27,7 @@ def test_jobs_are_those_that_the_shipped_weights_were_trained_on() -> None:
     """A change of the draws would make the stored jobs and the card of the weights wrong."""
     job = draw_job(3, Population(), 6)
     assert (len(job.cluster.devices), job.graph.param_bytes, job.running.batch.samples) == SIZES
-    assert digest(to_data(job.plans)) == PLANS
+    assert digest([plan.fingerprint() for plan in job.plans]) == PLANS
 
 
 @pytest.mark.parametrize("seed", SEEDS)
