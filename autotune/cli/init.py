@@ -18,7 +18,8 @@ from autotune.profilers.gpu_links import islands
 from autotune.profilers.machine import Machine, fastest_nics, find_machine
 from autotune.results.store.environment import processor_name
 from autotune.results.text.cluster_text import cluster_toml, cluster_tree
-from autotune.runtime.control.mpi import launched_rank, launched_ranks
+from autotune.runtime.control.launcher import LauncherKind
+from autotune.runtime.control.start import this_launcher
 from autotune.workloads.cluster import Cluster, Device, Host
 from autotune.workloads.errors import SpecError, StoreError
 from autotune.workloads.serial import to_data
@@ -41,7 +42,7 @@ class Found:
 def init(file: Path, job: ProfileJob, launch: Launch, *, measure: bool) -> int:
     """Write `file` and show the tree; returns the exit code."""
     check_file(file)
-    if launch.num_ranks is None and launched_ranks() is None:
+    if launch.num_ranks is None and this_launcher().kind is LauncherKind.NONE:
         if measure:
             raise SpecError("--measure times messages between ranks: start it with --ranks N, or with mpirun")
         machine = _this_machine()
@@ -66,7 +67,7 @@ def _this_machine() -> Machine:
 
 def check_file(file: Path) -> None:
     """Refuse what could not be written, before anything is measured."""
-    if launched_rank():
+    if this_launcher().rank:
         return
     if file.suffix != ".toml":
         raise SpecError(f"--output {str(file)!r}: a cluster file ends in .toml")
