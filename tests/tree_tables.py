@@ -57,7 +57,7 @@ COVERS: dict[str, tuple[str, ...]] = {
         "autotune/runtime/codecs/error_feedback.py",
         "autotune/runtime/codecs/factory.py",
     ),
-    "autotune/runtime/control/test_launcher.py": ("autotune/runtime/control/slurm.py",),
+    "autotune/runtime/launch/test_launcher.py": ("autotune/runtime/launch/slurm.py",),
     "autotune/runtime/control/test_store.py": ("autotune/runtime/control/messages.py",),
     "autotune/runtime/data/test_batch_request.py": ("autotune/runtime/data/loader_parts.py",),
     "autotune/runtime/data/test_resplit.py": (

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from autotune.results.store.environment import available_cores, processor_name
 from autotune.results.store.store import writable_folder
-from autotune.runtime.control.launch import find_mpirun, mpi_flavour
-from autotune.runtime.control.launcher import LauncherKind, launcher_of
+from autotune.runtime.launch.launcher import LauncherKind, launcher_of
+from autotune.runtime.launch.mpirun import find_mpirun, mpi_flavour
 from autotune.workloads.cluster import cluster_names
 from autotune.workloads.errors import SpecError, StoreError
 

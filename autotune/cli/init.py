@@ -18,8 +18,8 @@ from autotune.profilers.gpu_links import islands
 from autotune.profilers.machine import Machine, fastest_nics, find_machine
 from autotune.results.store.environment import processor_name
 from autotune.results.text.cluster_text import cluster_toml, cluster_tree
-from autotune.runtime.control.launcher import LauncherKind
 from autotune.runtime.control.start import this_launcher
+from autotune.runtime.launch.launcher import LauncherKind
 from autotune.workloads.cluster import Cluster, Device, Host
 from autotune.workloads.errors import SpecError, StoreError
 from autotune.workloads.serial import to_data

@@ -16,7 +16,7 @@ from autotune.cli.parser import build_parser
 from autotune.jobs.job import ProfileJob, RaceJob, SweepJob, TrainJob
 from autotune.jobs.question import Aim, Question
 from autotune.results.store.command_line import default_results
-from autotune.runtime.control.launcher import reporting_rank
+from autotune.runtime.launch.launcher import reporting_rank
 from autotune.workloads.errors import AutotuneError
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from typing import Any
 from autotune.cli.terminal import STDERR
 from autotune.jobs.job import Job, check_job, check_started
 from autotune.results.store.environment import available_cores
-from autotune.runtime.control.launch import become, mpirun_command
-from autotune.runtime.control.launcher import is_launched
 from autotune.runtime.control.mpi import Control
 from autotune.runtime.control.start import start_control
+from autotune.runtime.launch.launcher import is_launched
+from autotune.runtime.launch.mpirun import become, mpirun_command
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.errors import AutotuneError
 

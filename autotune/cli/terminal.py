@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from autotune.runtime.control.launcher import is_launched
+from autotune.runtime.launch.launcher import is_launched
 
 STDOUT, STDERR = 1, 2
 

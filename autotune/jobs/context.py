@@ -25,8 +25,8 @@ from autotune.runtime import device as devices
 from autotune.runtime.control.mpi import Control
 from autotune.runtime.control.rank_start import take_cores, take_devices, take_transports
 from autotune.runtime.data.batches import batches_of
-from autotune.runtime.device_choice import VisibleDevices
 from autotune.runtime.emulate.replay import Replay
+from autotune.runtime.launch.device_choice import VisibleDevices
 from autotune.runtime.placed.stages import stage_modules
 from autotune.runtime.train.memory import sample_cap, static_bytes
 from autotune.runtime.train.tracing import ClockOffset

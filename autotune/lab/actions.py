@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.lab import kernel, manage
 from autotune.lab.hosts import Lab, check_lab_name, lab_of, load_lab
-from autotune.runtime.control.launch import become
+from autotune.runtime.launch.mpirun import become
 from autotune.workloads.cluster import load_cluster
 from autotune.workloads.errors import SpecError
 from autotune.workloads.quantity import format_bandwidth

@@ -14,7 +14,7 @@ from autotune.lab.hosts import DESCRIPTION, STATE_FOLDER, Lab, LabHost
 from autotune.lab.limits import cpu_group, set_limits
 from autotune.results.store.environment import LAB_VARIABLE
 from autotune.results.store.store import write_json
-from autotune.runtime.control.launch import NO_FABRIC, find_mpirun, mpi_flavour
+from autotune.runtime.launch.mpirun import NO_FABRIC, find_mpirun, mpi_flavour
 from autotune.workloads.errors import MissingDependencyError, SpecError
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotune.runtime.device_choice import VisibleDevices
+from autotune.runtime.launch.device_choice import VisibleDevices
 
 _REFRESH_S = 10.0
 """Events report the time between two of them in single precision: the origin is renewed this often."""

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.runtime.control.launch import NO_FABRIC
+from autotune.runtime.launch.mpirun import NO_FABRIC
 
 ROOT = Path(__file__).parents[2]
 MPIRUN = Path(sys.executable).parent / "mpirun"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.runtime.control.launch import NO_FABRIC
+from autotune.runtime.launch.mpirun import NO_FABRIC
 from tests.mpi.launch import MPIRUN, ROOT, mpirun, torchrun
 from tests.mpi.test_api import EXAMPLES, plan_file
 

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 import torch
 
-from autotune.runtime.control.cores import bind, own_cores
-from autotune.runtime.control.launcher import launcher_of
 from autotune.runtime.control.mpi import Control
-from autotune.runtime.core_choice import RankCores, choose_cores
-from autotune.runtime.device_choice import DeviceChoices, RankPlace, VisibleDevices, choose_devices
+from autotune.runtime.launch.core_choice import RankCores, choose_cores
+from autotune.runtime.launch.cores import bind, own_cores
+from autotune.runtime.launch.device_choice import DeviceChoices, RankPlace, VisibleDevices, choose_devices
+from autotune.runtime.launch.launcher import launcher_of
 from autotune.workloads.errors import SpecError
 from autotune.workloads.serial import from_data, to_data
 

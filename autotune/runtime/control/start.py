@@ -11,8 +11,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from autotune.runtime.control.launcher import Launcher, LauncherKind, launcher_of, reporting_rank
 from autotune.runtime.control.mpi import Control, SingleRank, join_mpi
+from autotune.runtime.launch.launcher import Launcher, LauncherKind, launcher_of, reporting_rank
 from autotune.workloads.errors import AutotuneError, SpecError
 
 if TYPE_CHECKING:

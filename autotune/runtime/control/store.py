@@ -20,10 +20,10 @@ from typing import Any, NoReturn
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import DistNetworkError, DistStoreError
 
-from autotune.runtime.control.launcher import Launcher, Rendezvous
 from autotune.runtime.control.messages import decode, encode
 from autotune.runtime.control.mpi import Control, RankSilentError
 from autotune.runtime.control.network import REPORTED
+from autotune.runtime.launch.launcher import Launcher, Rendezvous
 from autotune.workloads.errors import SpecError
 
 _FIRST_SLEEP_S, _LONGEST_SLEEP_S, _GROWTH = 0.0002, 0.01, 1.2

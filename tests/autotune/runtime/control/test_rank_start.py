@@ -15,8 +15,8 @@ from autotune.runtime.control import rank_start
 from autotune.runtime.control.mpi import SingleRank
 from autotune.runtime.control.rank_start import set_script_threads, take_cores, take_devices, take_transports
 from autotune.runtime.control.store import StoreControl
-from autotune.runtime.core_choice import RankCores
-from autotune.runtime.device_choice import VisibleDevices
+from autotune.runtime.launch.core_choice import RankCores
+from autotune.runtime.launch.device_choice import VisibleDevices
 from autotune.workloads.errors import SpecError
 from autotune.workloads.serial import to_data
 

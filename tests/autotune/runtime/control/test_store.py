@@ -16,10 +16,10 @@ import pytest
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from autotune.runtime.control import store as module
-from autotune.runtime.control.launcher import Launcher, LauncherKind, Rendezvous
 from autotune.runtime.control.messages import decode, encode
 from autotune.runtime.control.mpi import RankSilentError
 from autotune.runtime.control.store import StoreControl, start_store_control
+from autotune.runtime.launch.launcher import Launcher, LauncherKind, Rendezvous
 from autotune.workloads.errors import SpecError
 
 ROOT = Path(__file__).parents[4]

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from autotune.runtime.device_choice import CPU, DeviceChoice, RankPlace, VisibleDevices, choose_devices
+from autotune.runtime.launch.device_choice import CPU, DeviceChoice, RankPlace, VisibleDevices, choose_devices
 
 
 def visible(*uuids: str, kind: str = "cuda") -> VisibleDevices:

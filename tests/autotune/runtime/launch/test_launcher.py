@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from autotune.runtime.control.launcher import Launcher, LauncherKind, is_launched, launcher_of, reporting_rank
-from autotune.runtime.control.slurm import first_host, tasks_per_host
+from autotune.runtime.launch.launcher import Launcher, LauncherKind, is_launched, launcher_of, reporting_rank
+from autotune.runtime.launch.slurm import first_host, tasks_per_host
 from autotune.workloads.errors import SpecError
 
 OPEN_MPI = {

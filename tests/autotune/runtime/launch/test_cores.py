@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.runtime.control.cores import _listed, bind, is_one_core, own_cores
-from autotune.runtime.control.launcher import Launcher, LauncherKind
+from autotune.runtime.launch.cores import _listed, bind, is_one_core, own_cores
+from autotune.runtime.launch.launcher import Launcher, LauncherKind
 
 MPIRUN = Launcher(kind=LauncherKind.OPEN_MPI, rank=0, size=2, speaks_mpi=True)
 pytestmark = pytest.mark.skipif(
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.skipif(
 
 BOUND = """
 import os
-from autotune.runtime.control.cores import own_cores
-from autotune.runtime.control.launcher import Launcher
+from autotune.runtime.launch.cores import own_cores
+from autotune.runtime.launch.launcher import Launcher
 found = own_cores(Launcher(), "a", {})
 print(found.own, found.launcher, found.is_one_core, found.asked)
 """

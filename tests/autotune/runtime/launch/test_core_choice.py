@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.runtime.core_choice import RankCores, choose_cores
+from autotune.runtime.launch.core_choice import RankCores, choose_cores
 
 EIGHT = tuple(range(8))
 BOUND = RankCores(host="a", own=(0,), launcher=EIGHT, is_one_core=True, started_by="Open MPI's mpirun", is_mpirun=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.runtime.control import launch
-from autotune.runtime.control.launch import become, find_mpirun, mpi_flavour, mpirun_command
+from autotune.runtime.launch.mpirun import become, find_mpirun, mpi_flavour, mpirun_command
 from autotune.workloads.errors import MissingDependencyError
 
 

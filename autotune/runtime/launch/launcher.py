@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from autotune.runtime.control import slurm
+from autotune.runtime.launch import slurm
 from autotune.workloads.errors import SpecError
 
 

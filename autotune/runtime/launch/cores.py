@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from autotune.runtime.control.launcher import Launcher
-from autotune.runtime.core_choice import RankCores
+from autotune.runtime.launch.core_choice import RankCores
+from autotune.runtime.launch.launcher import Launcher
 
 _BINDING_VARIABLES = (
     "PRTE_MCA_hwloc_default_binding_policy",

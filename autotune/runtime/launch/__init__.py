@@ -1,0 +1,1 @@
+"""What has started a rank, and what it takes: cores, threads, a device. Plain facts, without torch and MPI."""
