@@ -15,7 +15,7 @@ from autotune.cli.from_options import make_job
 from autotune.cli.parser import build_parser
 from autotune.jobs.job import Job, ProfileJob, RaceJob, SweepJob, TrainJob
 from autotune.jobs.question import Aim, Question
-from autotune.runtime.control import launch
+from autotune.runtime.launch import mpirun
 from tests.autotune.cli.commands import run
 
 KINDS: dict[str, type[Job]] = {
@@ -115,7 +115,7 @@ def test_a_missing_mpirun_is_exit_2_with_the_remedy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(launch.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(mpirun.sys, "executable", str(tmp_path / "python"))
     assert cli.main(sweep(tmp_path / "results")) == 2
     message = capsys.readouterr().err
     assert "--ranks needs mpirun, which is neither beside this Python nor on the path" in message
@@ -132,8 +132,8 @@ def test_ranks_start_mpirun_and_print_its_command(
         raise SystemExit(0)
 
     monkeypatch.setattr(on_ranks, "become", note)
-    monkeypatch.setattr(launch, "find_mpirun", lambda: "/opt/mpirun")
-    monkeypatch.setattr(launch, "mpi_flavour", lambda _mpirun: "openmpi")
+    monkeypatch.setattr(mpirun, "find_mpirun", lambda: "/opt/mpirun")
+    monkeypatch.setattr(mpirun, "mpi_flavour", lambda _mpirun: "openmpi")
     arguments = sweep(tmp_path, "--set", "lr=0.1")
     with pytest.raises(SystemExit):
         cli.main(arguments)

