@@ -9,6 +9,7 @@ import torch
 
 from autotune.jobs.context import capture_workload
 from autotune.jobs.device_profile import rank_profile
+from autotune.runtime import device
 from autotune.runtime.emulate import device_pacer
 from autotune.runtime.probe import op_probe
 from autotune.runtime.probe.op_probe import OpProbe, sizes_to_measure
@@ -26,7 +27,7 @@ GRAPH = capture_workload(WORKLOAD, seed=0)
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A clock that only sleeping advances, in the probe and in the pacer."""
+    """A clock that only sleeping advances: of the probe, of its device's stamps and of the pacer."""
     fake = SimpleNamespace(now=100.0)
 
     def sleep(seconds: float) -> None:
@@ -34,8 +35,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     fake.perf_counter = fake.monotonic = lambda: fake.now
     fake.sleep = sleep
-    monkeypatch.setattr(device_pacer, "time", fake)
-    monkeypatch.setattr(op_probe, "time", fake)
+    for module in (device, device_pacer, op_probe):
+        monkeypatch.setattr(module, "time", fake)
     return fake
 
 
