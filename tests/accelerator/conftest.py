@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 import pytest
 
 from tests.accelerator.native import compiler
+
+OF_ONE_JOB = ("autotune-complete", "autotune-stage-out", "autotune-stage-in", "autotune-watch")
+"""Threads that end with the trainer or group that started them."""
+END_S = 10.0
 
 
 class Skipped(pytest.Module):
@@ -30,7 +35,12 @@ def _fresh_devices() -> Iterator[None]:
     devices.set_count(4)
     device.handle.cache_clear()
     counts.counts.reset()
+    earlier = set(threading.enumerate())
     yield
+    for thread in set(threading.enumerate()) - earlier:
+        if thread.name in OF_ONE_JOB:
+            thread.join(END_S)
+            assert not thread.is_alive(), f"{thread.name} is left over: close the trainer and its groups"
     devices.restore()
     timeline.reset()
     races.forget()

@@ -167,13 +167,19 @@ def _group(over: str, store: Any, name: str, rank: int, size: int, device: torch
         return
     staged = StagedGroup(gloo, handle(device))
     if over == STAGED:
-        yield staged
-        staged.close()
+        try:
+            yield staged
+        finally:
+            staged.close()
         return
     fake = FakeNccl(dist.PrefixStore(name, store), rank, size, timedelta(seconds=20))
     both = AcceleratorGroup(fake, staged)
-    yield both
-    both.close(failed=False)
+    failed = True
+    try:
+        yield both
+        failed = False
+    finally:
+        both.close(failed=failed)
 
 
 def _context(rank: int, torch_device: torch.device) -> RankContext:
@@ -185,8 +191,12 @@ def _context(rank: int, torch_device: torch.device) -> RankContext:
 def _train(job: Any, plan: Plan, num_steps: int, context: RankContext, groups: list[Any]) -> Trained:
     norms = groups[1] if needs_norm_group(job, plan) else None
     trainer = Trainer(job, plan, groups[0], context, seed=SEED, norm_group=norms)
-    steps = tuple(trainer.step() for _ in range(num_steps))
-    trainer.flush()
-    values = torch.cat([p.detach().to("cpu").reshape(-1) for p in trainer.model.parameters()])
+    try:
+        steps = tuple(trainer.step() for _ in range(num_steps))
+        trainer.flush()
+        values = torch.cat([p.detach().to("cpu").reshape(-1) for p in trainer.model.parameters()])
+    except Exception as error:
+        trainer.close(error)
+        raise
     trainer.close()
     return Trained(values=values, losses=tuple(step.loss_share for step in steps), steps=steps)

@@ -95,7 +95,10 @@ def _on_streams(comm: CommPlan) -> list[Any]:
     def on_stream(group: Any) -> torch.Tensor:
         device = torch.device(streams.NAME, group.rank())
         staged = staged_group.StagedGroup(gloo_group(store, group.rank(), 2), handle(device))
-        return _script(device, group.rank(), staged, comm)
+        try:
+            return _script(device, group.rank(), staged, comm)
+        finally:
+            staged.close()
 
     return on_device_ranks(2, on_stream)
 

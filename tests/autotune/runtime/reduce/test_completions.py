@@ -38,7 +38,7 @@ def queue(completed: Completed) -> Iterator[CompletionQueue[int]]:
     made = CompletionQueue(completed)
     yield made
     made.close(END_S)
-    assert "autotune-complete" not in {thread.name for thread in threading.enumerate()}
+    assert not made._thread.is_alive()
 
 
 def test_items_complete_in_order_while_no_thread_waits(queue: CompletionQueue[int], completed: Completed) -> None:
