@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 from autotune.jobs.online_script import script_controller
 from autotune.jobs.script_job import Parallel
 from autotune.jobs.script_plan import check_made_for, check_script_plan, check_transport, choose_plan
+from autotune.online.controller import Controller
 from autotune.results.judge.wording import local_norms_warning
 from autotune.results.store.decision import Decision
 from autotune.results.store.environment import processor_name
@@ -98,10 +99,7 @@ def parallelize(  # noqa: PLR0913 - what a script may choose
         seed=seed,
         sync_norm=sync_norm,
     )
-    shorten_shared_errors()
-    control = start_control()
-    set_script_threads(control, take_cores(control))
-    control.network()
+    control = _join_job()
     device = script.device
     accelerators = control.share(device.device.type if device.is_accelerator else "")
     transport = transports_for(accelerators, cpu_transports())[0]
@@ -123,13 +121,8 @@ def parallelize(  # noqa: PLR0913 - what a script may choose
         job = _assemble(script, chosen, control, groups, setting, leave)
         if online:
             controller = script_controller(script.whole, chosen, found, on_decision) if control.is_leader else None
-            decide = controller.decide if controller is not None else None
-            coordinator = StepCoordinator(control.network(), decide, timeout_s=_TIMEOUT_S)
-
-            def probe() -> tuple[float, ...]:
-                return probe_links(groups.switch(job.plan.comm), opener.host_representatives)
-
-            job._retuned = RetunedScript(script.whole, job._reducer, chosen, coordinator, job._data, job._switch, probe)
+            hosts = opener.host_representatives
+            _retune(job, script, control, controller, lambda: probe_links(groups.switch(job.plan.comm), hosts))
         job._leave = leave.pop_all()
     return job
 
@@ -169,6 +162,15 @@ class _Script:
         return [p for one in self.optimizers for p in optimized(one) if id(p) not in known]
 
 
+def _join_job() -> Control:
+    """This process as a rank, with its cores; called by all ranks together."""
+    shorten_shared_errors()
+    control = start_control()
+    set_script_threads(control, take_cores(control))
+    control.network()
+    return control
+
+
 def _assemble(  # noqa: PLR0913, PLR0917 - what a job is made of
     script: _Script, plan: Plan, control: Control, groups: GroupCache, setting: ReducerSettings, leave: ExitStack
 ) -> Parallel:
@@ -200,6 +202,19 @@ def _assemble(  # noqa: PLR0913, PLR0917 - what a job is made of
         if control.is_leader and (text := local_norms_warning(num_local_norms, num_ranks=control.size)):
             warnings.warn(text, stacklevel=3)
     return job
+
+
+def _retune(
+    job: Parallel,
+    script: _Script,
+    control: Control,
+    controller: Controller | None,
+    probe: Callable[[], tuple[float, ...]],
+) -> None:
+    """Let the controller of rank 0 change split and communication between steps; `probe` measures the links."""
+    decide = controller.decide if controller is not None else None
+    coordinator = StepCoordinator(control.network(), decide, timeout_s=_TIMEOUT_S)
+    job._retuned = RetunedScript(script.whole, job._reducer, job.plan, coordinator, job._data, job._switch, probe)
 
 
 def _listed(given: Any, kind: type[Any], what: str) -> list[Any]:
