@@ -5,7 +5,6 @@ Most sessions that measure run one program of `tests/benchmarks`: these are rows
 
 from __future__ import annotations
 
-import shutil
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -44,29 +43,18 @@ PROGRAMS = {
     "online_cost": "What retuning costs: time of decisions, CPU time, bytes; paced (1 min); `-- again`: the kept run.",
     "control_plane": "CPU time and bytes of the control plane on 2 to 1,024 ranks, the most of them simulated (2 min).",
     "equality": "Is scheduled training plain training, after 100 steps on 2 and 4 ranks? `-- again`: what is missing.",
+    "publish": "Measure again what docs/results.md claims (15 min on a quiet machine), or the files named.",
+    "race": "Race our plans against torch DDP in the lab (root, 30 min); `-- quick`: one cell, not kept.",
     "meta_lab": "The meta-network on real lab runs (root, 7 min); `-- again`: grade the kept runs again.",
 }
 """Sessions that run `python -m tests.benchmarks.NAME` with the arguments after `--`, and what `nox -l` says of them."""
-MODULES = {"split": ("split_runs",), "equality": ("equality", "engine_tables")}
-"""Rows of PROGRAMS whose module has another name, or that end by writing tables."""
-
-PUBLISHED = {
-    "vgg-mixed4": "--ranks 4 --workload vgg --cluster mixed4 --trials 20",
-    "vgg-mixed4-batch96": "--ranks 4 --workload vgg --set global_batch=96 --cluster mixed4 --trials 20 --study batch96",
-    "vgg-mixed4-random-control": "--ranks 4 --workload vgg --cluster mixed4 --trials 20 --sampler random --study control",
-    "vgg-mixed4-lossy": "--ranks 4 --workload vgg --cluster mixed4 --trials 12 --allow-lossy --study lossy",
-    "resnet-mixed4": "--ranks 4 --workload resnet --cluster mixed4 --trials 12",
-    "gpt-mixed4": "--ranks 4 --workload gpt --cluster mixed4 --trials 12",
-    "vgg-other-mixes": "--ranks 4 --workload vgg --cluster uniform4,slow-link4,two-fast-two-slow --trials 12 --study mixes",
-    "vgg-this-machine": "--ranks 2 --workload vgg --cluster this-machine --trials 12 --study real",
-    "digits-this-machine": "--ranks 2 --workload digits --cluster this-machine --trials 12 --study real-digits",
+MODULES = {
+    "split": ("split_runs",),
+    "equality": ("equality", "engine_tables"),
+    "publish": ("published_runs", "published_table"),
+    "race": ("race_runs", "race_table"),
 }
-"""The sweeps whose reports are kept in results/published, by file name."""
-
-WORKLOADS = ("vgg", "gpt", "resnet")
-RACE, RACE_QUICK = dict.fromkeys(("mixed4", "slow-link4", "mixed-both4"), WORKLOADS), {"mixed4": ("vgg",)}
-"""Mixed speeds, mixed links, both; each made a lab."""
-RACE_BUDGET = ("--trials", "10", "--warmup", "2", "--steps", "3", "--rounds", "8")
+"""Rows of PROGRAMS whose module has another name, or that end by writing tables."""
 
 
 def install(session: nox.Session) -> None:
@@ -196,42 +184,6 @@ def aa(session: nox.Session) -> None:
     if session.posargs != ["again"]:
         run_module(session, "aa_runs")
     run_module(session, "aa_experiment", "results/published/compare", "docs/measuring.md")
-
-
-@nox.session
-def publish(session: nox.Session) -> None:
-    """Measure again what docs/results.md claims (about 15 minutes on a quiet machine), or only the files named."""
-    install(session)
-    for name in session.posargs or PUBLISHED:
-        kept = Path(session.create_tmp()) / name
-        shutil.rmtree(kept, ignore_errors=True)
-        run(session, "autotune", "sweep", *PUBLISHED[name].split(), "--quiet", "--results", str(kept))
-        with (KEPT / f"{name}.json").open("w") as file:
-            session.run(PROGRAM, "report", "--json", "--results", str(kept), external=True, stdout=file)
-    run_module(session, "published_table", "docs/results.md")
-
-
-@nox.session
-def race(session: nox.Session) -> None:
-    """Race our plans against torch DDP in the lab (needs root; under 30 minutes); `-- quick`: two cells, under 5."""
-    install(session)
-    quick = session.posargs == ["quick"]
-    options = (*RACE_BUDGET, "--results", str(Path(session.create_tmp()) / "quick" if quick else KEPT), "--quiet")
-    for cluster, workloads in (RACE_QUICK if quick else RACE).items():
-        with lab(session, "race", cluster) as in_lab:
-            for workload in workloads:
-                job = (PROGRAM, "race", "--workload", workload, "--cluster", cluster, *options)
-                run(session, "autotune", *in_lab, *job)
-    if not quick:
-        race_this_machine(session, options)
-
-
-def race_this_machine(session: nox.Session, options: tuple[str, ...]) -> None:
-    """Nothing paced, nothing shaped: no sleep can hide our own cost. Then the table of all cells."""
-    for workload in WORKLOADS:
-        job = ("--ranks", "2", "--workload", workload, "--cluster", "this-machine", *options)
-        run(session, "autotune", "race", *job)
-    run_module(session, "race_table", "docs/race.md")
 
 
 @nox.session

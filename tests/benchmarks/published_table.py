@@ -111,4 +111,4 @@ def write(page: Path, folder: Path = FOLDER) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    write(Path(sys.argv[1] if sys.argv[1:] else "docs/results.md"))

@@ -97,4 +97,4 @@ def _trained(race: Race) -> tuple[str, int]:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    write(Path(sys.argv[1] if sys.argv[1:] else "docs/race.md"))
