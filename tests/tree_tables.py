@@ -11,6 +11,11 @@ UNTESTED = {
 """Modules that no test runs, with what runs them."""
 
 COVERS: dict[str, tuple[str, ...]] = {
+    "accelerator/test_nccl.py": ("autotune/runtime/transport/accelerator_group.py",),
+    "accelerator/test_streams.py": (
+        "autotune/runtime/device.py",
+        "autotune/runtime/transport/staged_group.py",
+    ),
     "autotune/cli/test_init.py": ("results/text/cluster_text.py",),
     "autotune/simulate/test_stages.py": (
         "autotune/simulate/cost_tables.py",
