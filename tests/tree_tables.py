@@ -63,7 +63,17 @@ COVERS: dict[str, tuple[str, ...]] = {
         "autotune/runtime/codecs/factory.py",
     ),
     "autotune/runtime/launch/test_launcher.py": ("autotune/runtime/launch/slurm.py",),
-    "autotune/runtime/control/test_store.py": ("autotune/runtime/control/messages.py",),
+    "autotune/runtime/control/test_network.py": (
+        "autotune/runtime/control/edge.py",
+        "autotune/runtime/control/handshake.py",
+        "autotune/runtime/control/listener.py",
+        "autotune/runtime/control/open_network.py",
+        "autotune/runtime/control/topic.py",
+        "autotune/runtime/control/topic_table.py",
+        "autotune/runtime/control/tree.py",
+        "autotune/runtime/control/watcher.py",
+        "autotune/runtime/control/wire.py",
+    ),
     "autotune/runtime/data/test_batch_request.py": ("autotune/runtime/data/loader_parts.py",),
     "autotune/runtime/data/test_resplit.py": (
         "autotune/runtime/data/dealing.py",
@@ -100,7 +110,7 @@ COVERS: dict[str, tuple[str, ...]] = {
     ),
     "autotune/runtime/reduce/test_kinds.py": ("autotune/runtime/reduce/scheduled.py",),
     "autotune/runtime/reduce/test_sender.py": (
-        "autotune/runtime/control/channel.py",
+        "autotune/runtime/control/ready.py",
         "autotune/runtime/reduce/coordinator.py",
     ),
     "autotune/runtime/reduce/test_skipped.py": (

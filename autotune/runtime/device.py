@@ -265,7 +265,7 @@ class AcceleratorHandle(DeviceHandle):
         return self._module.current_stream(self.device)
 
     def new_event(self, *, timed: bool) -> Any:
-        """An event for which a thread of the host waits without spinning, where the driver offers that."""
+        """An event for which a thread of the host waits without spinning, where the driver can."""
         if _has_blocking_events(self.device.type):
             return self._module.Event(enable_timing=timed, blocking=True)
         return self._module.Event(enable_timing=timed)

@@ -17,7 +17,7 @@ PUBLISHED = {
     "vgg-mixed4-lossy": "--ranks 4 --workload vgg --cluster mixed4 --trials 12 --allow-lossy --study lossy",
     "resnet-mixed4": "--ranks 4 --workload resnet --cluster mixed4 --trials 12",
     "gpt-mixed4": "--ranks 4 --workload gpt --cluster mixed4 --trials 12",
-    "vgg-other-mixes": "--ranks 4 --workload vgg --cluster uniform4,slow-link4,two-fast-two-slow --trials 12 --study mixes",
+    "vgg-other-clusters": "--ranks 4 --workload vgg --cluster uniform4,slow-link4,two-fast-two-slow --trials 12 --study other",
     "vgg-this-machine": "--ranks 2 --workload vgg --cluster this-machine --trials 12 --study real",
     "digits-this-machine": "--ranks 2 --workload digits --cluster this-machine --trials 12 --study real-digits",
 }

@@ -25,7 +25,7 @@ def found(where: str, tmp_path: Path) -> dict[str, list[float]]:
     return {name: values for line in lines for name, values in line.items()}
 
 
-def test_a_script_trains_the_same_on_accelerators_and_on_a_mix(tmp_path: Path) -> None:
+def test_a_script_trains_the_same_on_accelerators_and_beside_cpus(tmp_path: Path) -> None:
     """By overlap, over MPI, by owner shards, by torch DDP, and retuned."""
     expected = found("cpu", tmp_path)
     for where in ("fgpu", "mixed"):
