@@ -22,7 +22,7 @@ from autotune.runtime.control.start import this_launcher
 from autotune.runtime.launch.launcher import LauncherKind
 from autotune.workloads.cluster import Cluster, Device, Host
 from autotune.workloads.errors import SpecError, StoreError
-from autotune.workloads.serial import to_data
+from autotune.workloads.serial import from_data, to_data
 from autotune.workloads.topology import Fabric, Link
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def init(file: Path, job: ProfileJob, launch: Launch, *, measure: bool) -> int:
     from autotune.cli.on_ranks import run_on_ranks  # noqa: PLC0415 - loads MPI
 
     def body(_: tuple[Cluster, ...], control: Control) -> None:
-        found = found_cluster(control.share(_this_machine()), file.stem)
+        shared = control.share(to_data(_this_machine()))
+        found = found_cluster([from_data(Machine, machine, "a machine") for machine in shared], file.stem)
         if measure:
             found = _measured(found, job, control)
         if control.is_leader:
