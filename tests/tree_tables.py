@@ -109,10 +109,7 @@ COVERS: dict[str, tuple[str, ...]] = {
         "autotune/runtime/reduce/passes.py",
     ),
     "autotune/runtime/reduce/test_kinds.py": ("autotune/runtime/reduce/scheduled.py",),
-    "autotune/runtime/reduce/test_sender.py": (
-        "autotune/runtime/control/ready.py",
-        "autotune/runtime/reduce/coordinator.py",
-    ),
+    "autotune/runtime/reduce/test_sender.py": ("autotune/runtime/control/ready.py",),
     "autotune/runtime/reduce/test_skipped.py": (
         "autotune/runtime/reduce/late_watch.py",
         "autotune/runtime/reduce/step_position.py",

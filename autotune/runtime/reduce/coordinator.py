@@ -61,7 +61,7 @@ class Endpoint(Protocol):
         """This rank has waited for long for gradients of this step."""
 
     def left(self) -> list[int]:
-        """Ranks that need nothing more."""
+        """Ranks that need nothing more, and had left in order before any failure: ranks that leave after it do so because of it."""
 
     def leave(self, error: str | None, timeout_s: float) -> None:
         """This rank has ended or failed. Waits for the other ranks up to the timeout; nothing is posted after it."""
@@ -114,7 +114,7 @@ class Coordinator:
             self.fail(error)
         with self._deciding:
             self._left = True
-            if self._size > 1:
+            if self._size > 1 and self._failure is None:
                 self._add_left(0)
             self._end_if_all_left()
         self._topic.flush()
@@ -135,7 +135,7 @@ class Coordinator:
             self._add_late(rank, *_STEP.unpack(content))
             return
         with self._deciding:
-            if kind == _GOODBYE:
+            if kind == _GOODBYE and self._failure is None:
                 self._add_left(rank)
             self._gone.add(rank)
             self._end_if_all_left()
@@ -203,10 +203,14 @@ class Coordinator:
     def _name_left(self) -> None:
         """Name the ranks that have left to those that have not."""
         with self._deciding:
-            ranks, self._to_name = self._to_name, []
             if not self._ended.is_set():
-                self._topic.put_to_all(_LEFT + struct.pack(f"<{len(ranks)}I", *ranks))
+                self._put_left()
         self._topic.flush()
+
+    def _put_left(self) -> None:
+        ranks, self._to_name = self._to_name, []
+        if ranks:
+            self._topic.put_to_all(_LEFT + struct.pack(f"<{len(ranks)}I", *ranks))
 
     def _end_if_all_left(self) -> None:
         if self._left and len(self._gone) == self._size - 1 and not self._ended.is_set():
@@ -218,6 +222,7 @@ class Coordinator:
             if self._failure is not None or self._ended.is_set():
                 return
             self._failure = failure
+            self._put_left()  # a rank that has left before may be the cause of this failure
             self._topic.put_to_all(_FAILED + failure.encode())
         self._topic.flush()
         self._fail(failure)
