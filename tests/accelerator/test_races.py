@@ -71,9 +71,29 @@ def test_an_event_orders_what_was_before_it_only(tensor, side) -> None:
 
 
 def test_views_share_the_memory(tensor, side) -> None:
-    tensor[:2].add_(1)
+    tensor[:3].add_(1)
     with fgpu.stream(side), pytest.raises(races.RaceError):
         tensor[2:].mul_(2)
+
+
+def test_views_of_separate_parts_are_in_no_race(tensor, side) -> None:
+    """Partitions of one fusion buffer are summed and updated on several streams."""
+    tensor[:2].add_(1)
+    with fgpu.stream(side):
+        tensor[2:].mul_(2)
+        tensor[2:].add_(1)
+    fgpu.synchronize()
+    assert tensor.tolist() == [1] * 4
+
+
+def test_a_later_use_of_a_part_does_not_hide_an_earlier_one(tensor, side) -> None:
+    tensor.add_(1)
+    side.wait_stream(fgpu.current_stream())
+    tensor[:2].add_(1)
+    with fgpu.stream(side):
+        tensor[2:].add_(1)
+        with pytest.raises(races.RaceError):
+            tensor.sum()
 
 
 def test_the_detection_is_switched_off(tensor, side) -> None:

@@ -95,7 +95,7 @@ def test_a_list_is_a_data_set() -> None:
 def test_memory_is_pinned_where_there_is_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     data = TrainingData((4,), 0, seed=0)
     assert next(iter(data.batches(NUMBERS, pin_memory=True))).num_samples == 4  # nothing to pin for, and no warning
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr("autotune.runtime.data.prefetch.accelerator_type", lambda: "cuda")
     monkeypatch.setattr("autotune.runtime.data.prefetch.pin_memory", lambda batch: ("pinned", batch))
     assert next(iter(data.batches(NUMBERS, pin_memory=True))).batch[0] == "pinned"
     assert next(iter(data.batches(DATA, pin_memory=True))).batch[0] == "pinned"
