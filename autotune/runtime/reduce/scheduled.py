@@ -210,6 +210,7 @@ class ScheduledReducer(BackwardPasses):
         self.buffers = make_buffers(self._ordered, self._plan, self._group, factors)
         self.buffer_bytes = sum(buffer.codec.buffer_bytes(buffer.flat) for buffer in self.buffers)
         self._device = handle_of(self.buffers[0].flat)
+        self._updates_on = self._device.new_stream()
         # What travels with the gradients in a fixed order would be read from the device, buffer by buffer.
         self._has_fixed_order = not self._settings.on_accelerators and needs_no_schedule(self._plan.comm, self.buffers)
         self._checks_steps = self._has_fixed_order and all(
@@ -273,7 +274,9 @@ class ScheduledReducer(BackwardPasses):
             buffer.complete(unused, written)
             options = buffer.options
         if options is not None:
-            self._update(buffer, options)
+            # In a stream of its own: it waits for the end of the backward pass, and later completions must not.
+            with self._device.on(self._updates_on):
+                self._update(buffer, options)
 
     def failed(self, error: Exception) -> None:
         self._error = self._error or error
