@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from autotune.profilers.timeline import Counter, Span, Timeline
 from autotune.profilers.trace_events import PHASES, rank_of, trace_events
 from autotune.workloads.errors import SpecError
+from autotune.workloads.files import read_text, replace_file
 from autotune.workloads.serial import from_data, to_data
 
 WRITER = "hetero-autotune"
@@ -54,7 +55,7 @@ def write_trace(timeline: Timeline, path: Path) -> None:
         )
     text = json.dumps(_trace(timeline), allow_nan=False, separators=(",", ":")) + "\n"
     try:
-        _replace(path, text)
+        replace_file(path, text)
     except OSError as error:
         raise _cannot_write(path, error) from error
 
@@ -103,24 +104,10 @@ def _cannot_write(path: Path, error: OSError) -> SpecError:
     return SpecError(f"cannot write trace {str(path)!r}: {error.strerror}: name another file")
 
 
-def _replace(path: Path, text: str) -> None:
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
 def _load(path: Path) -> dict[str, Any]:
     """The file's JSON, if it is a trace that we wrote."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         if not text.strip():
             raise SpecError(f"trace {str(path)!r} is empty: write it anew from its timeline")
         data = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_whole_number)

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,11 @@ from typing import Any
 
 from autotune.workloads.blocks import Block, BlockGraph
 from autotune.workloads.errors import SpecError, unknown_name
+from autotune.workloads.files import json_of, read_text
 from autotune.workloads.serial import from_data
+
+_MOST_BYTES = 16 * 2**20
+_MOST_DEVICES, _MOST_BLOCKS, _MOST_SLOTS = 4096, 20_000, 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +41,7 @@ class _File:
 def read_block_graph(path: Path) -> BlockGraph:
     """The graph in a file."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json_of(read_text(path, most_bytes=_MOST_BYTES))
     except OSError as error:
         raise SpecError(f"cannot read {str(path)!r}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -49,15 +52,26 @@ def read_block_graph(path: Path) -> BlockGraph:
 def block_graph(data: Any, where: str = "the graph") -> BlockGraph:
     """The graph that JSON data describes."""
     given = from_data(_File, data, where)
-    if given.devices < 1:
-        raise SpecError(f"{where}.devices is {given.devices}: there must be at least one")
-    if not given.blocks:
-        raise SpecError(f"{where}.blocks is empty: there must be at least one block")
+    if not 1 <= given.devices <= _MOST_DEVICES:
+        raise SpecError(f"{where}.devices is {given.devices}: there must be at least one and at most {_MOST_DEVICES}")
+    if not 1 <= len(given.blocks) <= _MOST_BLOCKS:
+        raise SpecError(
+            f"{where}.blocks has {len(given.blocks)}: there must be at least one block and at most {_MOST_BLOCKS}"
+        )
     memory = given.memory if given.memory is not None else (math.inf,) * given.devices
     blocks = tuple(_block(block, given.devices) for block in given.blocks)
     graph = BlockGraph(num_devices=given.devices, memory=memory, blocks=blocks, link_s=given.link_time or ())
     check_graph(graph)
     return graph
+
+
+def check_slots(graph: BlockGraph, num_microbatches: int) -> None:
+    """Refuse more work than a schedule can be written for."""
+    if len(graph.blocks) * num_microbatches > _MOST_SLOTS:
+        raise SpecError(
+            f"{num_microbatches} micro-batches of {len(graph.blocks)} blocks: a schedule has at most {_MOST_SLOTS} slots: ask for "
+            f"{_MOST_SLOTS // len(graph.blocks)} micro-batches or fewer, whose order repeats"
+        )
 
 
 def graph_data(graph: BlockGraph) -> dict[str, Any]:

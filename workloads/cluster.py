@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.workloads.errors import SpecError, unknown_name
+from autotune.workloads.files import PATH_NAME_RULE, is_path_name, shown
 from autotune.workloads.quantity import BYTES, BYTES_PER_S, FLOPS_PER_S, SECONDS, WATTS, parse_quantity
 from autotune.workloads.serial import digest, known_keys, load_table, table_names, to_data
 from autotune.workloads.topology import Fabric, Link, Pair, Rack, Topology, Wiring, make_topology
@@ -37,7 +38,8 @@ CLUSTER_FOLDER = Path(__file__).parent / "clusters"
 EMULATIONS = ("none", "paced")
 _PART = re.compile(r"(?P<name>.+)-(?:x|first)(?P<num_ranks>[1-9]\d*)")
 """Names that `for_ranks` gives to parts of a cluster."""
-_SEVERAL = re.compile(r"(?P<count>[1-9]\d*) x (?P<kind>.+)")
+_MOST_DEVICES = 65_536
+_SEVERAL = re.compile(r"(?P<count>[1-9]\d{0,8}) x (?P<kind>.+)")
 """Several devices of a kind in a host: "8 x fast"."""
 _NOT_IN_FINGERPRINT_IF_EMPTY = {
     "cluster": ("racks", "pairs"),
@@ -269,10 +271,8 @@ def parse_cluster(data: dict[str, Any], *, where: str, default_name: str) -> Clu
     if len({host.name for host in hosts}) < len(hosts):
         raise SpecError(f"{where} names two hosts alike: give every [[host]] its own name")
     name = str(data.get("name", default_name))
-    if not name or "/" in name:
-        raise SpecError(
-            f"{where} names the cluster {name!r}: a name is not empty and has no slash, it becomes a folder"
-        )
+    if not is_path_name(name):
+        raise SpecError(f"{where} names the cluster {shown(name)}: it becomes a folder, so it needs {PATH_NAME_RULE}")
     cluster = Cluster(
         name=name,
         hosts=hosts,
@@ -336,10 +336,10 @@ def _hosts(table: dict[str, Any], kinds: dict[str, Device], wires: Wires, where:
     if count is None:
         yield host
         return
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1 or "name" not in table:
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST_DEVICES or "name" not in table:
         raise SpecError(
-            f"{where} count is {count!r} with name {table.get('name')!r}: it must be a whole number from 1, beside a name "
-            "that the number of each host is added to"
+            f"{where} count is {count!r} with name {table.get('name')!r}: it must be a whole number from 1 to "
+            f"{_MOST_DEVICES}, beside a name that the number of each host is added to"
         )
     for number in range(count):
         yield dataclasses.replace(host, name=f"{host.name}{number}")
@@ -354,6 +354,8 @@ def _host(table: dict[str, Any], kinds: dict[str, Device], wires: Wires, where: 
         kind, number = (several["kind"], int(several["count"])) if several else (name, 1)
         if kind not in kinds:
             raise unknown_name(f"device in {where}:", kind, kinds)
+        if len(devices) + number > _MOST_DEVICES:
+            raise SpecError(f"{where} has {len(devices) + number} devices: a cluster file has at most {_MOST_DEVICES}")
         devices += [kinds[kind]] * number
     cpus = table.get("cpus")
     if cpus is not None and (isinstance(cpus, bool) or not isinstance(cpus, int | float) or cpus <= 0):

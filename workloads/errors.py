@@ -8,6 +8,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from autotune.workloads.files import shown
+
+_LONGEST = 100
+"""Of what is compared with known names."""
 _SLIP = 0.75
 """The least similarity of a key to a known one: 'flop' and 'flops' pass, 'nvlink' and 'downlink' (0.71) do not."""
 
@@ -52,15 +56,15 @@ class TrialTimeoutError(AutotuneError):
 def unknown_key(where: str, given: str, known: Iterable[str]) -> SpecError:
     """The error for a key that a file's table does not have; suggests only close matches."""
     names = list(known)
-    close = difflib.get_close_matches(given.lower(), names, n=1, cutoff=_SLIP)
+    close = difflib.get_close_matches(given[:_LONGEST].lower(), names, n=1, cutoff=_SLIP)
     guess = f"did you mean {close[0]!r}? " if close else ""
-    return SpecError(f"unknown key {given!r} in {where}: {guess}known keys: {', '.join(names)}")
+    return SpecError(f"unknown key {shown(given)} in {where}: {guess}known keys: {', '.join(names)}")
 
 
 def unknown_name(what: str, given: str, known: Iterable[str], remedy: str = "") -> SpecError:
     """The error for a misspelt name: guesses the one that was meant."""
     names = sorted(known)
     by_lower_case = {name.lower(): name for name in sorted(names, key=str.islower)}
-    close = difflib.get_close_matches(given.lower(), by_lower_case, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(given[:_LONGEST].lower(), by_lower_case, n=1, cutoff=0.5)
     guess = f"did you mean {by_lower_case[close[0]]!r}?" if close else f"known: {', '.join(names)}"
-    return SpecError(f"unknown {what} {given!r}: {guess}" + (f" ({remedy})" if remedy else ""))
+    return SpecError(f"unknown {what} {shown(given)}: {guess}" + (f" ({remedy})" if remedy else ""))

@@ -12,7 +12,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 from autotune.workloads.cluster import Cluster, Device, Host, Link
 from autotune.workloads.errors import SpecError
@@ -82,13 +82,13 @@ class ChangingCluster:
     def __init__(self, cluster: Cluster, scenario: Scenario) -> None:
         self.cluster, self.scenario = cluster, scenario
         events = sorted(_events(cluster, scenario), key=lambda event: event[0])
-        self.moments = sorted({moment for moment, *_ in events})
+        self.moments: list[float] = []
         self._clusters = [cluster]
-        for moment in self.moments:
-            changes = [event for event in events if event[0] == moment]
+        for moment, changes in groupby(events, key=lambda event: event[0]):
             current = self._clusters[-1]
             for _, course, index, value in changes:
                 current = _changed(current, cluster, course, index, value)
+            self.moments.append(moment)
             self._clusters.append(current)
 
     def course(self, steps_s: Sequence[float]) -> list[Cluster]:

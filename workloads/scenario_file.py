@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from autotune.workloads.serial import known_keys, load_table, table_names
 
 SCENARIO_FOLDER = Path(__file__).parent / "scenarios"
 CLOCKS = ("step", "time")
+_MOST_CHANGES = 10_000
+"""Of one table: a change per step for longer than scenarios are replayed."""
 
 
 def scenario_names() -> list[str]:
@@ -63,7 +66,7 @@ def _drift(table: dict[str, Any], where: str) -> Course:
     begin, end, every = (_number(table, key, where) for key in ("from", "until", "every"))
     if every <= 0 or end <= begin:
         raise SpecError(f"{where} goes from {begin:g} until {end:g} every {every:g}: it must go forward")
-    count = max(round((end - begin) / every), 1)
+    count = _count((end - begin) / every, where)
     points = tuple((begin + i * every, first + (last - first) * i / count) for i in range(count + 1))
     return Course(what=what, target=target, points=points, is_fraction=what != "cpus")
 
@@ -72,6 +75,7 @@ def _walk(table: dict[str, Any], where: str) -> Course:
     what, target = _subject(table, ("seed", "every", "until"), where)
     low, high = sorted(_pair(table, what, where))
     every, until = _number(table, "every", where, above=0.0), _number(table, "until", where, above=0.0)
+    _count(until / every, where)
     walk = Walk(seed=int(_number(table, "seed", where)), every=every, until=until, low=low, high=high)
     return Course(what=what, target=target, walk=walk, is_fraction=what != "cpus")
 
@@ -95,6 +99,14 @@ def _subject(table: Any, keys: tuple[str, ...], where: str) -> tuple[str, str]:
     return given[0], str(target)
 
 
+def _count(changes: float, where: str) -> int:
+    if changes > _MOST_CHANGES:
+        raise SpecError(
+            f"{where} has {changes:.4g} changes: at most {_MOST_CHANGES} are read: make 'every' longer or 'until' earlier"
+        )
+    return max(round(changes), 1)
+
+
 def _pair(table: dict[str, Any], what: str, where: str) -> tuple[float, float]:
     value = table[what]
     if not isinstance(value, list) or len(value) != 2:
@@ -108,7 +120,7 @@ def _number(table: dict[str, Any], key: str, where: str, *, above: float | None 
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
-        or value < 0
+        or not 0 <= value < math.inf
         or (above is not None and value <= above)
     ):
         rule = "a number above 0" if above is not None else "a number from 0 up"

@@ -10,7 +10,6 @@ import enum
 import functools
 import hashlib
 import json
-import tomllib
 import types
 import typing
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Union
 
 from autotune.workloads.errors import SpecError, unknown_key, unknown_name
+from autotune.workloads.files import MAX_TOML_BYTES, is_plain, read_text, shown, toml_of, visible
 
 T = TypeVar("T")
 _STORED = "stored name"
@@ -73,7 +73,8 @@ def _convert(kind: Any, data: Any, where: str) -> Any:  # noqa: PLR0911 - one re
     if origin is dict:
         _expect(isinstance(data, dict), "a table", data, where)
         return {
-            _key(arguments[0], key, where): _convert(arguments[1], item, f"{where}.{key}") for key, item in data.items()
+            _key(arguments[0], key, where): _convert(arguments[1], item, f"{where}.{visible(key)}")
+            for key, item in data.items()
         }
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         values = {member.value: member for member in kind}
@@ -83,13 +84,13 @@ def _convert(kind: Any, data: Any, where: str) -> Any:  # noqa: PLR0911 - one re
         _expect(isinstance(data, int | float) and not isinstance(data, bool), "a number", data, where)
         return float(data)
     _expect(type(data) is kind, f"of type {kind.__name__}", data, where)
-    return data
+    return visible(data) if kind is str else data
 
 
 def _key(kind: Any, key: str, where: str) -> Any:
     """JSON keys are strings; those of a dataclass may be integers."""
     if kind is not int:
-        return key
+        return visible(key)
     _expect(key.isdigit(), "a whole number", key, f"{where}, key")
     return int(key)
 
@@ -117,7 +118,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 def _expect(holds: bool, rule: str, data: Any, where: str) -> None:
     if not holds:
-        raise SpecError(f"{where} is {data!r}: it must be {rule}")
+        raise SpecError(f"{where} is {shown(data)}: it must be {rule}")
 
 
 def table_names(folder: Path) -> list[str]:
@@ -134,17 +135,31 @@ def load_table(spec: str, folder: Path, what: str, *, remedy: str) -> tuple[Path
     else:
         raise unknown_name(what, spec, table_names(folder), remedy)
     try:
-        return path, tomllib.loads(path.read_text(encoding="utf-8"))
+        return path, plain_tables(toml_of(read_text(path, most_bytes=MAX_TOML_BYTES)))
     except OSError as error:
         raise SpecError(f"cannot read {what} file {spec!r}: {error.strerror}: name a file that can be read") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise SpecError(f"{what} file {spec!r} is not valid TOML: {error}") from error
+
+
+def plain_tables(data: dict[str, Any]) -> dict[str, Any]:
+    """The same tables; ValueError where a key or a text in them holds control characters, which a terminal would obey."""
+    left: list[Any] = [data]
+    while left:
+        match left.pop():
+            case dict() as table:
+                left += [*table.keys(), *table.values()]
+            case list() as entries:
+                left += entries
+            case str() as text if not is_plain(text):
+                raise ValueError(f"{shown(text)} holds control characters")
+    return data
 
 
 def known_keys(table: object, known: tuple[str, ...], where: str) -> None:
     """Refuse a value that is no table, and unknown keys."""
     if not isinstance(table, dict):
-        raise SpecError(f"{where} is {table!r}: it must be a table")
+        raise SpecError(f"{where} is {shown(table)}: it must be a table")
     for key in table:
         if key not in known:
             raise unknown_key(where, key, known)

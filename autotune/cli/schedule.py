@@ -10,7 +10,7 @@ from autotune.cli.terminal import STDERR, console, is_terminal
 from autotune.profilers.perfetto import check_trace_file, write_trace
 from autotune.schedule.answer import answer_data, as_timeline, torch_csv
 from autotune.schedule.search import Answer, search
-from autotune.workloads.block_file import read_block_graph
+from autotune.workloads.block_file import check_slots, read_block_graph
 from autotune.workloads.blocks import BlockGraph
 from autotune.workloads.errors import SpecError
 
@@ -29,6 +29,7 @@ class Request:
 def schedule(request: Request, *, as_json: bool, quiet: bool) -> int:
     """The best schedule for a placement."""
     graph = read_block_graph(request.file)
+    check_slots(graph, request.micro_batches)
     if request.trace is not None:
         check_trace_file(request.trace)
     answer = _search(graph, request, silent=as_json or quiet)

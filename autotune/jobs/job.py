@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +11,10 @@ from autotune.results.store import environment
 from autotune.results.store.best import BEST_FOLDER
 from autotune.results.store.command_line import JobCommands, default_results
 from autotune.results.store.record import BestPlan
-from autotune.results.store.store import read_json, safe_name, writable_folder
+from autotune.results.store.store import read_json, writable_folder
 from autotune.workloads.cluster import Cluster, load_cluster
 from autotune.workloads.errors import SpecError, StoreError, unknown_name
+from autotune.workloads.files import PATH_NAME_RULE, is_path_name, json_of, read_text, safe_name, shown
 from autotune.workloads.plan import CODECS, TRANSPORTS, cpu_transports, lossless_codecs, one_round_codecs
 from autotune.workloads.registry import check_workload_name
 from autotune.workloads.scenario import ChangingCluster
@@ -196,9 +196,9 @@ def _check_codecs(codecs: tuple[str, ...]) -> None:
 
 
 def _check_study(name: str) -> None:
-    if "/" in name or name in ("", ".", "..", BEST_FOLDER, RACE_FOLDER):
+    if not is_path_name(name) or name in (BEST_FOLDER, RACE_FOLDER):
         raise SpecError(
-            f"--study {name!r}: a study's name becomes a folder: no slash, and not {BEST_FOLDER!r} or {RACE_FOLDER!r}"
+            f"--study {shown(name)}: a study's name becomes a folder: {PATH_NAME_RULE}, and not {BEST_FOLDER!r} or {RACE_FOLDER!r}"
         )
 
 
@@ -212,7 +212,7 @@ def read_plan_file(path: str) -> BestPlan:
     if not Path(path).exists():
         raise SpecError(f"no plan file {path!r}: name a file, or use --plan best for the one kept by the last sweep")
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = json_of(read_text(path))
     except OSError as error:
         raise StoreError(f"cannot read {path!r}: {error.strerror}: {_PLAN_FILES}") from error
     except (ValueError, RecursionError) as error:

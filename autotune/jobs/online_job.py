@@ -18,9 +18,9 @@ from autotune.online.meta_network import MetaNetwork
 from autotune.online.priors import priors_of
 from autotune.online.simulator_check import SimulatorCheck
 from autotune.results.store.decision import Decision
-from autotune.results.store.store import safe_name
 from autotune.runtime.transport.link_check import probe_bytes
 from autotune.simulate.cost_sources import cost_model
+from autotune.workloads.files import replace_file, safe_name
 from autotune.workloads.plan import Plan
 
 LEARNED_FOLDER = "learned"
@@ -80,6 +80,4 @@ def load_memory(path: Path) -> Memory:
 def save_memory(path: Path, memory: Memory) -> None:
     """Write the file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(memory.to_bytes())
-    partial.replace(path)
+    replace_file(path, memory.to_bytes())

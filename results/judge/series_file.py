@@ -17,6 +17,7 @@ from autotune.results.judge.series import Runs, Series, in_blocks
 from autotune.results.store.record import SCHEMA, current_name
 from autotune.results.store.store import find_studies
 from autotune.workloads.errors import SpecError, StoreError
+from autotune.workloads.files import read_text
 from autotune.workloads.serial import from_data
 
 KINDS = (
@@ -74,13 +75,13 @@ def _from_file(path: Path, source: str) -> Side:
 def _load(path: Path) -> Any:
     """The JSON of a file, of a version that we read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise StoreError(f"cannot read {str(path)!r} ({error}): name {KINDS}") from error
     if not text.strip():
         raise StoreError(f"{str(path)!r} is empty: make it again, or name another file")
     try:
-        data = json.loads(text)
+        data = json.loads(text)  # _series names the entry that is no finite number
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{str(path)!r} is no JSON, or cut short ({error}): make it again") from error
     if isinstance(data, dict) and data.get("schema", SCHEMA) != SCHEMA:

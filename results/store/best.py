@@ -7,9 +7,10 @@ from pathlib import Path
 
 from autotune.results.store.command_line import first_sweep
 from autotune.results.store.record import BestPlan
-from autotune.results.store.store import read_json, safe_name, write_json
+from autotune.results.store.store import read_json, write_json
 from autotune.workloads.cluster import load_cluster, stated_name
 from autotune.workloads.errors import SpecError
+from autotune.workloads.files import safe_name
 from autotune.workloads.registry import split_workload
 
 BEST_FOLDER = "best"
@@ -17,7 +18,7 @@ BEST_FOLDER = "best"
 
 def best_path(results: Path, workload: str, cluster: str) -> Path:
     """Where the best plan of that workload on that cluster is kept."""
-    return results / BEST_FOLDER / f"{safe_name(workload)}@{cluster}.json"
+    return results / BEST_FOLDER / f"{safe_name(workload)}@{safe_name(cluster)}.json"
 
 
 def save_best(results: Path, best: BestPlan) -> Path:

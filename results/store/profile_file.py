@@ -7,16 +7,16 @@ that names the file, what is wrong and the remedy: a simulator with half a profi
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from autotune.results.store.fits import Fit
 from autotune.results.store.profile import PROFILE_KIND, PROFILE_SCHEMA, Profile
-from autotune.results.store.store import safe_name, write_json
+from autotune.results.store.store import write_json
 from autotune.workloads.errors import SpecError, unknown_name
+from autotune.workloads.files import json_of, read_text, safe_name
 from autotune.workloads.plan import CODECS
 from autotune.workloads.serial import from_data
 
@@ -63,7 +63,7 @@ def load_profile(path: Path) -> Profile:
 
 def _read(path: Path, where: str) -> Any:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except OSError as error:
         raise SpecError(
             f"cannot read {where}: {error.strerror}: measure one with `autotune profile` (with your --workload, --cluster and --ranks)"
@@ -73,13 +73,9 @@ def _read(path: Path, where: str) -> Any:
     if not text.strip():
         raise SpecError(f"{where} is empty: {_AGAIN}")
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json_of(text)
     except (ValueError, RecursionError) as error:
-        raise SpecError(f"{where} is cut short or damaged ({error}): {_AGAIN}") from error
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number")
+        raise SpecError(f"{where} is cut short or damaged ({error}): {_AGAIN}; {_FORMAT}") from error
 
 
 def _complaints(profile: Profile) -> Iterator[str]:

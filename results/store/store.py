@@ -13,12 +13,14 @@ line, the only damage a kill can do, is cut off by the next writer and ignored b
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +28,7 @@ from autotune.profilers.timeline import Timeline
 from autotune.results.store.command_line import first_sweep
 from autotune.results.store.record import SCHEMA, Comparison, StudyInfo, TrialRecord, current_name
 from autotune.workloads.errors import SpecError, StoreError
+from autotune.workloads.files import PARTIAL, json_of, read_text, replace_file, sync_folder
 from autotune.workloads.plan import Plan
 from autotune.workloads.serial import from_data, to_data
 
@@ -53,14 +56,17 @@ class StudyStore:
 
     def open_for_writing(self) -> None:
         """Take the study's lock, held until this process ends, and cut off a torn last line."""
+        _refuse_links(self.folder)
         writable_folder(self.folder)
-        self._lock_fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        self._lock_fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise StoreError(
                 f"study {str(self.folder)!r} is being written by another job: wait for it, or use --study NAME"
             ) from error
+        for partial in self.folder.rglob(f".*{PARTIAL}"):
+            partial.unlink()
         path = self.folder / "records.jsonl"
         if path.exists() and (data := path.read_bytes()) and not data.endswith(b"\n"):
             with path.open("r+b") as file:
@@ -87,7 +93,7 @@ class StudyStore:
         for number, line in enumerate(_complete_lines(path), start=1):
             where = f"{path}, line {number}"
             try:
-                records.append(from_data(TrialRecord, _current(json.loads(line), where), where))
+                records.append(from_data(TrialRecord, _current(json_of(line), where), where))
             except StoreError:
                 raise
             except (*_DAMAGE, SpecError) as error:
@@ -99,10 +105,15 @@ class StudyStore:
     def append(self, record: TrialRecord) -> None:
         """Write one record; it is on disk when this returns."""
         line = json.dumps(to_data(record), separators=(",", ":")) + "\n"
-        with (self.folder / "records.jsonl").open("ab") as file:
-            file.write(line.encode())
-            file.flush()
-            os.fsync(file.fileno())
+        path = self.folder / "records.jsonl"
+        try:
+            is_new = not path.exists()
+            with path.open("ab", buffering=0) as file:
+                _append(file, line.encode())
+            if is_new:
+                sync_folder(self.folder)
+        except OSError as error:
+            raise cannot_write(path, error) from error
 
     def comparison(self) -> Comparison | None:
         """With the names that this version gives to contenders, whichever version wrote it."""
@@ -160,6 +171,30 @@ class StudyStore:
         return self.folder / "timelines" / f"{number:04d}.json"
 
 
+def _refuse_links(folder: Path) -> None:
+    """A folder that was received may hold links to files of its reader, which writing and cutting off would change."""
+    for path in (folder.parent, folder, *(folder.iterdir() if folder.is_dir() else ())):
+        if path.is_symlink():
+            raise StoreError(
+                f"{str(path)!r} is a symbolic link: results are written to folders and files of their own only: copy it with "
+                "`cp -rL`, or name another --study"
+            )
+
+
+def _append(file: FileIO, line: bytes) -> None:
+    """The whole line, or nothing."""
+    before = os.fstat(file.fileno()).st_size
+    try:
+        left = memoryview(line)
+        while left:
+            left = left[file.write(left) or 0 :]
+        os.fsync(file.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.truncate(before)
+        raise
+
+
 def _checked(timeline: Timeline, path: Path) -> Timeline:
     points = [point for counter in timeline.counters for point in counter.points]
     if not timeline.spans or any(len(point) != _PAIR for point in points):
@@ -189,15 +224,10 @@ def _last_change(folder: Path) -> float:
     return max(path.stat().st_mtime for path in folder.iterdir() if path.is_file())
 
 
-def safe_name(name: str) -> str:
-    """A workload's name as part of a path: "package.module:factory" has a colon."""
-    return name.replace("/", "_").replace(":", ".")
-
-
 def writable_folder(folder: Path) -> None:
     """Make the folder, and make sure that it can be written to."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
@@ -210,7 +240,7 @@ def writable_folder(folder: Path) -> None:
 def read_json(kind: type[T], path: Path) -> T:
     """A value written by `write_json`."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json_of(read_text(path))
         return from_data(kind, _current(data, str(path)), str(path))
     except OSError as error:
         raise StoreError(
@@ -224,18 +254,19 @@ def read_json(kind: type[T], path: Path) -> T:
 
 def write_json(path: Path, value: Any) -> None:
     """Replace a file in one step: readers see the old content or the new, never half."""
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    text = json.dumps(to_data(value), indent=1) + "\n"
     try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            json.dump(to_data(value), file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        replace_file(path, text)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def cannot_write(path: Path, error: OSError) -> StoreError:
+    """Disk full, quota, read-only, a fault of the device: what was written before is whole."""
+    return StoreError(
+        f"cannot write {str(path)!r}: {error.strerror or error}: make room or name another folder with --results; what was "
+        "measured before is kept, and the same command goes on from there"
+    )
 
 
 def _complete_lines(path: Path) -> list[bytes]:

@@ -31,9 +31,10 @@ from autotune.results.judge.stats import ALARM_CONFIDENCE
 from autotune.results.show.compare_console import show_changes
 from autotune.results.show.report_console import make_console
 from autotune.results.store.environment import describe_environment
-from autotune.results.store.store import safe_name, write_json
+from autotune.results.store.store import write_json
 from autotune.workloads.cluster import CLUSTER_FOLDER, Cluster, load_cluster
 from autotune.workloads.errors import AutotuneError, SpecError
+from autotune.workloads.files import safe_name
 from autotune.workloads.serial import to_data
 from tests.benchmarks.revision_job import RevisionJob
 from tests.mpi.launch import ROOT

@@ -14,8 +14,9 @@ import pytest
 
 from autotune.profilers.timeline import Counter, Span, Timeline
 from autotune.results.store.record import DDP_TUNED, Role, StudyInfo, TrialRecord
-from autotune.results.store.store import StudyStore, read_json, safe_name, writable_folder, write_json
+from autotune.results.store.store import StudyStore, read_json, writable_folder, write_json
 from autotune.workloads.errors import SpecError, StoreError
+from autotune.workloads.files import safe_name
 from autotune.workloads.serial import to_data
 from tests.results import sample
 
@@ -60,7 +61,7 @@ def test_a_record_is_one_line_whatever_its_text(store: StudyStore) -> None:
     store.append(dataclasses.replace(trial(0), reason="line one\nline two\r\u2028 end"))
     store.append(trial(1))
     assert lines(store).read_bytes().count(b"\n") == 2
-    assert store.records()[0].reason == "line one\nline two\r\u2028 end"
+    assert store.records()[0].reason == "line one\nline two\\r\u2028 end", "control characters are shown, not obeyed"
 
 
 def test_a_record_is_on_disk_when_append_returns(store: StudyStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +74,46 @@ def test_a_record_is_on_disk_when_append_returns(store: StudyStore, monkeypatch:
 
     monkeypatch.setattr(os, "fsync", noting_fsync)
     store.append(trial(0))
-    assert sizes == [lines(store).stat().st_size]
+    assert sizes[0] == lines(store).stat().st_size  # and then the folder, which has a new file
+
+
+# --- what others put into the folder -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["records.jsonl", "timelines", "search.db", "study.json"])
+def test_a_link_in_a_received_folder_is_refused(store: StudyStore, name: str, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine, with a torn last line", encoding="utf-8")
+    store.close()
+    (store.folder / name).symlink_to(precious)
+    with pytest.raises(StoreError, match="symbolic link"):
+        store.open_for_writing()
+    assert precious.read_text(encoding="utf-8") == "mine, with a torn last line"
+
+
+def test_a_results_folder_is_its_owners_alone(tmp_path: Path) -> None:
+    writable_folder(tmp_path / "results")
+    assert (tmp_path / "results").stat().st_mode & 0o777 == 0o700
+
+
+def test_what_a_kill_left_half_written_is_removed(store: StudyStore) -> None:
+    left = store.folder / ".study.json.123-abcd.partial"
+    left.write_text("{", encoding="utf-8")
+    store.close()
+    store.open_for_writing()
+    assert not left.exists()
+
+
+def test_a_record_that_does_not_fit_on_the_disk_is_an_error_and_no_half_line(
+    store: StudyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.append(trial(0))
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(StoreError, match="No space left on device: make room"):
+            store.append(trial(1))
+    store.append(trial(2))
+    assert [record.number for record in store.records()] == [0, 2]
 
 
 # --- what a kill leaves ------------------------------------------------------------------------------------------------
