@@ -275,7 +275,7 @@ COVERS: dict[str, tuple[str, ...]] = {
     "workloads/test_loop.py": ("workloads/workload.py",),
     "workloads/test_registry.py": ("workloads/errors.py",),
     "workloads/test_topology.py": ("workloads/wires.py",),
-    "workloads/test_scenario.py": ("workloads/scenario_file.py",),
+    "workloads/changes/test_scenario.py": ("workloads/changes/scenario_file.py",),
 }
 """Tests that cover modules without a test at the mirrored path: by test, below tests/."""
 COVERED_BY = {module: test for test, modules in COVERS.items() for module in modules}

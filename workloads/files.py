@@ -1,8 +1,8 @@
 """Files: read with bounds, of size, of the size of numbers and of what an error repeats; written in one step.
 
-Anybody may send a plan, a profile or a results folder. A file that is too large, is no regular file, or holds a number that
-is not finite is refused while it is read, before anything is computed from it. Callers see an OSError or a ValueError,
-as from any other file that cannot be read, and say what the file should have been.
+Plans, profiles and results folders may come from other users. A file that is too large, is no regular file, or holds a
+number that is not finite is refused while it is read, before anything is computed from it. Callers see an OSError or a
+ValueError, as from any other file that cannot be read, and state what the file should have been.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ from typing import Any
 
 from autotune.jobs.question import OBJECTIVES
 from autotune.search.methods import METHODS, measuring, predicting
+from autotune.workloads.changes.scenario_file import scenario_names
 from autotune.workloads.cluster import cluster_names
 from autotune.workloads.plan import CODECS, cpu_transports, one_round_codecs
 from autotune.workloads.registry import workload_names
-from autotune.workloads.scenario_file import scenario_names
 
 DISTRIBUTION = "hetero-autotune"
 DESCRIPTION = "Train a neural network fast on whatever mix of devices you have: measure plans under MPI, keep the best."

@@ -39,14 +39,14 @@ from autotune.search.problem import Problem
 from autotune.simulate.limit import stated_sample_s, step_limit
 from autotune.space.pipeline_points import NO_STAGES, StagedPlans
 from autotune.workloads.capture import COUNTED, capture
+from autotune.workloads.changes.scenario import ChangingCluster
+from autotune.workloads.changes.scenario_file import load_scenario
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.errors import AutotuneError, InfeasiblePlanError, SpecError
 from autotune.workloads.graph import OpGraph
 from autotune.workloads.plan import one_round_codecs
 from autotune.workloads.plan.choices import transports_for
 from autotune.workloads.registry import load_workload
-from autotune.workloads.scenario import ChangingCluster
-from autotune.workloads.scenario_file import load_scenario
 from autotune.workloads.serial import digest
 from autotune.workloads.split import Bounds, bounds
 from autotune.workloads.workload import PLAIN_LOOP, Loop, Workload, check_no_stages, loop_of

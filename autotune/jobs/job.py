@@ -12,13 +12,13 @@ from autotune.results.store.best import BEST_FOLDER
 from autotune.results.store.command_line import JobCommands, default_results
 from autotune.results.store.record import BestPlan
 from autotune.results.store.store import read_json, writable_folder
+from autotune.workloads.changes.scenario import ChangingCluster
+from autotune.workloads.changes.scenario_file import load_scenario
 from autotune.workloads.cluster import Cluster, load_cluster
 from autotune.workloads.errors import SpecError, StoreError, unknown_name
 from autotune.workloads.files import PATH_NAME_RULE, is_path_name, json_of, read_text, safe_name, shown
 from autotune.workloads.plan import CODECS, TRANSPORTS, cpu_transports, lossless_codecs, one_round_codecs
 from autotune.workloads.registry import check_workload_name
-from autotune.workloads.scenario import ChangingCluster
-from autotune.workloads.scenario_file import load_scenario
 
 RACE_FOLDER = "race"
 _PLAN_FILES = "--plan takes `best` or a file from `autotune best --export`"

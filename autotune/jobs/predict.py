@@ -36,8 +36,8 @@ from autotune.simulate.cost_sources import cost_model
 from autotune.simulate.simulator import Simulator
 from autotune.space.pipeline_points import NO_STAGES, StagedPlans
 from autotune.space.space import Space
+from autotune.workloads.changes.cluster_edits import Setting, edited
 from autotune.workloads.cluster import Cluster, load_cluster
-from autotune.workloads.cluster_edits import Setting, edited
 from autotune.workloads.errors import InfeasiblePlanError, SpecError
 from autotune.workloads.graph import OpGraph
 from autotune.workloads.model_stages import StageCuts, with_streams

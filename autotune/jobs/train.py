@@ -26,10 +26,10 @@ from autotune.runtime.control.mpi import Control
 from autotune.runtime.placed.plan_job import plan_job
 from autotune.runtime.trial.runner import Budget
 from autotune.runtime.trial.workers import Training, follow
+from autotune.workloads.changes.scenario import ChangingCluster
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.errors import SpecError
 from autotune.workloads.plan import Plan, default_plan
-from autotune.workloads.scenario import ChangingCluster
 from autotune.workloads.split import bounds, even
 
 _ROUND_S = 0.5

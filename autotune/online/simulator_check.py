@@ -20,10 +20,10 @@ from autotune.online.window import Window
 from autotune.results.store.record import WorkloadInfo
 from autotune.simulate.cost_sources import cost_model
 from autotune.simulate.simulator import Simulator
+from autotune.workloads.changes.scenario import at_speed
 from autotune.workloads.cluster import Cluster, Device
 from autotune.workloads.graph import OpGraph
 from autotune.workloads.plan import Plan
-from autotune.workloads.scenario import at_speed
 from autotune.workloads.workload import PLAIN_LOOP, Loop
 
 _ALIKE = 0.02

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from autotune.online.features import CANDIDATE_FEATURES, WINDOW_FEATURES
+from autotune.workloads.changes.scenario import ChangingCluster
+from autotune.workloads.changes.scenario_file import load_scenario
 from autotune.workloads.cluster import load_cluster
 from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
-from autotune.workloads.scenario import ChangingCluster
-from autotune.workloads.scenario_file import load_scenario
 from tests.benchmarks import meta_lab, split_runs
 from tests.benchmarks.adversarial import MISREPORTING, SCENARIOS, STEPS, Adversarial
 from tests.benchmarks.drift import PARTS, UNCHANGED, Compared, DriftRun, best_first, chosen

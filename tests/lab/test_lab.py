@@ -18,10 +18,10 @@ import pytest
 from autotune.lab import kernel, manage
 from autotune.lab.hosts import Lab, LabHost, lab_of
 from autotune.lab.limits import as_lab_host, lab_group, set_limits
+from autotune.workloads.changes.scenario import ChangingCluster
+from autotune.workloads.changes.scenario_file import parse_scenario
 from autotune.workloads.cluster import load_cluster
 from autotune.workloads.errors import SpecError
-from autotune.workloads.scenario import ChangingCluster
-from autotune.workloads.scenario_file import parse_scenario
 from tests.mpi.launch import ROOT
 
 NAMES = ("ta", "tb")

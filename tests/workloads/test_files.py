@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from autotune.workloads.block_file import block_graph, check_slots
+from autotune.workloads.changes.scenario_file import load_scenario
 from autotune.workloads.cluster import load_cluster
 from autotune.workloads.errors import SpecError
 from autotune.workloads.files import is_path_name, json_of, read_text, replace_file, safe_name, shown, visible
-from autotune.workloads.scenario_file import load_scenario
 from autotune.workloads.serial import from_data
 
 ESCAPE = "\x1b]52;c;cHduZWQ=\x07"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from autotune.workloads.changes.scenario import ChangingCluster
 from autotune.workloads.cluster import Cluster, Device
-from autotune.workloads.scenario import ChangingCluster
 
 
 class Replay:

@@ -146,7 +146,7 @@ def test_software_of_a_collective_is_added_to_its_bytes(graph):
 
 def test_software_stays_when_links_change(graph):
     """From a profile of mixed4: twice the bandwidth halves the bytes' time and keeps the software's."""
-    from autotune.workloads.cluster_edits import Setting, edited
+    from autotune.workloads.changes.cluster_edits import Setting, edited
 
     profile = make_profile(graph, MIXED4, overhead_s=0.0103)
     faster = edited(Setting(cluster=MIXED4, global_batch=64), ["bandwidth*1000000"]).cluster

@@ -8,10 +8,10 @@ from itertools import pairwise
 import pytest
 
 from autotune.online.batch_controller import BatchController
+from autotune.workloads.changes.scenario import ChangingCluster
+from autotune.workloads.changes.scenario_file import load_scenario
 from autotune.workloads.cluster import load_cluster
 from autotune.workloads.errors import InfeasiblePlanError, SpecError
-from autotune.workloads.scenario import ChangingCluster
-from autotune.workloads.scenario_file import load_scenario
 from autotune.workloads.split import Bounds, bounds
 from tests.autotune.online.simulated_ranks import Job
 

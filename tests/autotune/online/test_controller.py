@@ -12,12 +12,12 @@ from autotune.jobs.context import capture_workload
 from autotune.online.controller import Controller
 from autotune.profilers.step_stats import StepRow, StepStats
 from autotune.simulate.roofline import compute_s
+from autotune.workloads.changes.scenario import ChangingCluster
+from autotune.workloads.changes.scenario_file import load_scenario
 from autotune.workloads.cluster import Cluster, Device, load_cluster
 from autotune.workloads.graph import OpGraph
 from autotune.workloads.plan import BatchPlan, Plan
 from autotune.workloads.registry import load_workload
-from autotune.workloads.scenario import ChangingCluster
-from autotune.workloads.scenario_file import load_scenario
 from autotune.workloads.split import RankCost, balanced, bounds
 
 TOTAL, WAIT_S = 64, 0.006

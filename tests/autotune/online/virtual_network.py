@@ -23,12 +23,12 @@ from autotune.results.store.decision import LOOK
 from autotune.results.store.record import WorkloadInfo
 from autotune.runtime.transport.link_check import num_rounds
 from autotune.simulate.cost_sources import cost_model
+from autotune.workloads.changes.scenario import ChangingCluster
+from autotune.workloads.changes.scenario_file import load_scenario
 from autotune.workloads.cluster import Cluster, load_cluster
 from autotune.workloads.graph import OpGraph
 from autotune.workloads.plan import Plan
 from autotune.workloads.registry import load_workload
-from autotune.workloads.scenario import ChangingCluster
-from autotune.workloads.scenario_file import load_scenario
 from autotune.workloads.split import bounds
 from tests.benchmarks.stretches import Stretches
 

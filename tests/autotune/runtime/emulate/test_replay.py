@@ -12,10 +12,10 @@ from autotune.lab.hosts import lab_of
 from autotune.lab.replay import lab_surroundings
 from autotune.results.store.store import write_json
 from autotune.runtime.emulate.replay import Replay
+from autotune.workloads.changes.scenario import ChangingCluster
+from autotune.workloads.changes.scenario_file import load_scenario, parse_scenario
 from autotune.workloads.cluster import Cluster, load_cluster
 from autotune.workloads.errors import SpecError
-from autotune.workloads.scenario import ChangingCluster
-from autotune.workloads.scenario_file import load_scenario, parse_scenario
 
 MIXED = load_cluster("mixed4")
 

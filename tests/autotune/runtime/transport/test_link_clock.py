@@ -14,9 +14,9 @@ import pytest
 from autotune.runtime.transport import link_clock
 from autotune.runtime.transport.link_clock import LinkClocks, file_bytes
 from autotune.simulate.collectives import Load, all_reduce_latency_s, ring_loads
+from autotune.workloads.changes.scenario import ChangingCluster
+from autotune.workloads.changes.scenario_file import load_scenario
 from autotune.workloads.cluster import Cluster, load_cluster
-from autotune.workloads.scenario import ChangingCluster
-from autotune.workloads.scenario_file import load_scenario
 
 GBIT = 125e6
 MIXED4, SLOW_LINK4, PAIRS = load_cluster("mixed4"), load_cluster("slow-link4"), load_cluster("two-fast-two-slow")

@@ -6,12 +6,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+from autotune.workloads.changes.scenario import Course, Scenario, Walk
 from autotune.workloads.errors import SpecError, unknown_name
 from autotune.workloads.quantity import BYTES_PER_S, parse_quantity
-from autotune.workloads.scenario import Course, Scenario, Walk
 from autotune.workloads.serial import known_keys, load_table, table_names
 
-SCENARIO_FOLDER = Path(__file__).parent / "scenarios"
+SCENARIO_FOLDER = Path(__file__).parent.parent / "scenarios"
 CLOCKS = ("step", "time")
 _MOST_CHANGES = 10_000
 """Of one table: a change per step for longer than scenarios are replayed."""

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from autotune.workloads.changes.cluster_edits import Setting, edited
 from autotune.workloads.cluster import load_cluster
-from autotune.workloads.cluster_edits import Setting, edited
 from autotune.workloads.errors import AutotuneError
 
 MIXED = Setting(cluster=load_cluster("mixed4"), global_batch=64)

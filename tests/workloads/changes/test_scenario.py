@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from autotune.workloads.changes.scenario import ChangingCluster, Scenario
+from autotune.workloads.changes.scenario_file import load_scenario, parse_scenario, scenario_names
 from autotune.workloads.cluster import Cluster, load_cluster
 from autotune.workloads.errors import SpecError
-from autotune.workloads.scenario import ChangingCluster, Scenario
-from autotune.workloads.scenario_file import load_scenario, parse_scenario, scenario_names
 
 MIXED = load_cluster("mixed4")
 GBIT = 125e6

@@ -1,0 +1,1 @@
+"""How a cluster differs from its file: what-if edits, and scenarios of changes while a job runs."""
