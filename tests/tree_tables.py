@@ -267,7 +267,6 @@ COVERS: dict[str, tuple[str, ...]] = {
     "workloads/plan/test_plan.py": (
         "workloads/plan/comm.py",
         "workloads/plan/compression.py",
-        "workloads/plan/placement.py",
     ),
     "workloads/plan/test_wire.py": ("workloads/plan/codecs.py",),
     "workloads/test_blocks.py": ("workloads/block_file.py",),

@@ -27,7 +27,9 @@ def stage_passes(
     """Per stage: its passes in order."""
     if schedule == SEARCHED:
         return tuple(_parsed(text, stage) for stage, text in enumerate(order))
-    return tuple(tuple(_classic(schedule, stage, num_stages, micro_batches)) for stage in range(num_stages))
+    return tuple(
+        tuple(classic_passes(schedule, micro_batches, num_stages - stage, stage)) for stage in range(num_stages)
+    )
 
 
 def as_text(passes: Sequence[Pass]) -> str:
@@ -60,9 +62,10 @@ def check_order(order: Sequence[str], num_stages: int, micro_batches: int) -> No
         )
 
 
-def _classic(schedule: str, stage: int, num_stages: int, micro_batches: int) -> Iterator[Pass]:
-    ahead = micro_batches if schedule == "gpipe" else min(num_stages - stage, micro_batches)
-    behind = min(stage, micro_batches) if schedule == "zero-bubble" else 0
+def classic_passes(schedule: str, micro_batches: int, admitted: int, delayed: int) -> Iterator[Pass]:
+    """Of a stage that holds at most `admitted` micro-batches in 1F1B and delays the weights of `delayed` in zero-bubble."""
+    ahead = micro_batches if schedule == "gpipe" else min(admitted, micro_batches)
+    behind = min(delayed, micro_batches) if schedule == "zero-bubble" else 0
     yield from ((FORWARD, number) for number in range(ahead))
     for number in range(micro_batches):
         if schedule == "zero-bubble":

@@ -90,7 +90,7 @@ def hierarchical_bytes(
     hosts = by_host(topology, ranks)
     inside = merged([ring_bytes(topology, members, num_bytes, rounds=1) for members in hosts.values()])
     across = []
-    for holders, share in _pieces(list(hosts.values())):
+    for holders, share in pieces(list(hosts.values())):
         if shares is None:
             across.append(ring_bytes(topology, holders, share * num_bytes))
         else:
@@ -106,7 +106,7 @@ def by_host(topology: Topology, ranks: Sequence[int]) -> dict[int, list[int]]:
     return found
 
 
-def _pieces(hosts: Sequence[Sequence[int]]) -> list[tuple[list[int], float]]:
+def pieces(hosts: Sequence[Sequence[int]]) -> list[tuple[list[int], float]]:
     """The holder of each piece on each host, and its share: the shards of all hosts, cut at each other's bounds."""
     sizes = {len(members) for members in hosts}
     bounds = sorted({Fraction(shard, size) for size in sizes for shard in range(size + 1)})

@@ -1,10 +1,11 @@
 """A pipelined step: stages on different ranks, micro-batches one after another, in the order of the plan's schedule.
 
 With GPipe and 1F1B the bubble is (p-1)/(m+p-1) of the step for equal stages; zero-bubble and searched orders are followed pass
-by pass. A split backward takes half of its time for weights, in ops that have weights. Replicas of a stage share
-the batch and sum their gradients at the end of the step. Ranks of a tensor-parallel group share every op and sum
-its output (every second Linear layer, as Megatron pairs them); each of them sums its part of the gradients in a ring with the
-ranks that hold the same part.
+by pass. A split backward takes half of its time for weights, in ops that have weights. Replicas of a stage share each micro-batch,
+or take whole ones round-robin, and sum their gradients at the end of the step. Ranks of a tensor-parallel group share every op and
+sum its output (every second Linear layer, as Megatron pairs them); each of them sums its part of the gradients in a ring with
+the ranks that hold the same part. Groups of unlike sizes cut the parameters at the bounds of all of them, so that a rank of
+the smaller group holds several neighbouring pieces.
 
 Messages share links, and nothing else: those from one rank to another follow each other, as on one connection. A rank computes
 while it sends, as our executor does (`autotune.runtime.placed`); with `blocking` it waits until each message has left, which
@@ -22,7 +23,7 @@ import numpy as np
 from autotune.simulate import layout
 from autotune.simulate.collectives import ranks_latency_s
 from autotune.simulate.cost_tables import NO_OVERHEAD, Costs
-from autotune.simulate.edge_loads import hop_bytes, ring_bytes
+from autotune.simulate.edge_loads import hop_bytes, pieces, ring_bytes
 from autotune.simulate.labelled import LabelledTasks
 from autotune.simulate.layout import DATA, UPDATE, Labels
 from autotune.simulate.roofline import weight_share
@@ -31,7 +32,7 @@ from autotune.simulate.tasks import NO_CHANGE, MemoryChange
 from autotune.workloads.blocks import BACKWARD, FORWARD, INPUT, WEIGHT
 from autotune.workloads.errors import SpecError
 from autotune.workloads.graph import OpGraph
-from autotune.workloads.plan import PipelinePlan, Plan
+from autotune.workloads.plan import SPLIT, PipelinePlan, Plan, Replica
 from autotune.workloads.stage_order import Pass
 
 
@@ -45,12 +46,13 @@ def param_shares(graph: OpGraph, plan: Plan) -> Floats:
     if plan.pipeline is None:
         return np.ones(len(plan.batch.samples))
     shares, total = np.zeros(len(plan.batch.samples)), graph.param_bytes or 1
-    for ops, ranks in zip(stage_ops(graph, plan.pipeline), plan.pipeline.stage_ranks, strict=True):
-        held = sum(graph.ops[op].param_bytes for op in ops) / plan.pipeline.tensor_parallel
-        shares[list(ranks)] = held / total
+    held = [float(sum(graph.ops[op].param_bytes for op in ops)) for ops in stage_ops(graph, plan.pipeline)]
     for tie in ties(graph, plan.pipeline):
         for stage in tie.stages[1:]:
-            shares[list(plan.pipeline.stage_ranks[stage])] += tie.num_bytes / total
+            held[stage] += tie.num_bytes
+    for num_bytes, groups in zip(held, plan.pipeline.groups(), strict=True):
+        for ranks in groups:
+            shares[list(ranks)] = num_bytes / len(ranks) / total
     return shares
 
 
@@ -59,7 +61,7 @@ def shared_bytes(graph: OpGraph, plan: Plan) -> Floats:
     found = np.zeros(len(plan.batch.samples))
     if plan.pipeline is None:
         return found
-    for ranks, num_bytes in _summed(graph, plan.pipeline):
+    for ranks, num_bytes in summed(graph, plan.pipeline):
         found[list(ranks)] += num_bytes
     return found
 
@@ -83,23 +85,21 @@ def ties(graph: OpGraph, pipeline: PipelinePlan) -> list[Tie]:
     return [Tie(stages=stages, num_bytes=num_bytes) for stages, num_bytes in sums.items()]
 
 
-def _summed(graph: OpGraph, pipeline: PipelinePlan) -> list[tuple[tuple[int, ...], float]]:
-    """Ranks that sum gradients, and the bytes of them: for each member of tensor-parallel groups a ring of its own."""
-    degree, tied = pipeline.tensor_parallel, ties(graph, pipeline)
-    found = []
-    for member in range(degree):
-        for stage, (ops, ranks) in enumerate(zip(stage_ops(graph, pipeline), pipeline.stage_ranks, strict=True)):
-            own = float(sum(graph.ops[op].param_bytes for op in ops))
-            own -= sum(tie.num_bytes for tie in tied if tie.stages[0] == stage)
-            found.append((ranks[member::degree], own / degree))
-        found += [
-            (
-                tuple(rank for stage in tie.stages for rank in pipeline.stage_ranks[stage][member::degree]),
-                tie.num_bytes / degree,
-            )
-            for tie in tied
-        ]
-    return [(ranks, num_bytes) for ranks, num_bytes in found if len(ranks) > 1 and num_bytes > 0]
+def summed(graph: OpGraph, pipeline: PipelinePlan) -> list[tuple[tuple[int, ...], float]]:
+    """Ranks that sum gradients, and the bytes of them: for each piece that members of groups hold, a ring of its own."""
+    groups, tied = pipeline.groups(), ties(graph, pipeline)
+    parts: list[tuple[Sequence[tuple[int, ...]], float]] = []
+    for stage, ops in enumerate(stage_ops(graph, pipeline)):
+        own = float(sum(graph.ops[op].param_bytes for op in ops))
+        own -= sum(tie.num_bytes for tie in tied if tie.stages[0] == stage)
+        parts.append((groups[stage], own))
+    parts += [([ranks for stage in tie.stages for ranks in groups[stage]], tie.num_bytes) for tie in tied]
+    return [
+        (tuple(ranks), share * num_bytes)
+        for holders, num_bytes in parts
+        if len(holders) > 1 and num_bytes > 0
+        for ranks, share in pieces(holders)
+    ]
 
 
 def boundary_bytes(graph: OpGraph, first_op: int) -> float:
@@ -124,8 +124,38 @@ def pass_costs(graph: OpGraph, costs: Costs, samples: Floats, degree: int = 1) -
 
 
 def connections(pipeline: PipelinePlan) -> int:
-    """How many queues `expand_pipeline` uses besides the first: one from each rank to each other that it sends to."""
-    return sum(2 * len(a) * len(b) for a, b in pairwise(pipeline.stage_ranks))
+    """At least as many queues as `expand_pipeline` uses besides the first: one from each rank to each other that it sends to."""
+    sizes = [len(groups) for groups in pipeline.groups()]
+    if pipeline.sharing == SPLIT:
+        return sum(2 * (a + b) for a, b in pairwise(sizes))
+    return sum(2 * min(a * b, pipeline.micro_batches) for a, b in pairwise(sizes))
+
+
+def overlaps(senders: Sequence[int], receivers: Sequence[int], samples: Floats) -> list[tuple[int, int, float]]:
+    """Samples from each sender to each receiver: both take theirs of a micro-batch in order, as the executor's lanes do."""
+    found, sent = [], dict.fromkeys(senders, 0.0)
+    open_senders = list(senders)
+    for receiver in receivers:
+        missing = float(samples[receiver])
+        while open_senders and missing > 0:
+            sender = open_senders[0]
+            part = min(missing, float(samples[sender]) - sent[sender])
+            if part > 0:
+                found.append((sender, receiver, part))
+            sent[sender], missing = sent[sender] + part, missing - part
+            if sent[sender] >= float(samples[sender]):
+                open_senders.pop(0)
+    return found
+
+
+def _takers(workers: Sequence[Sequence[Replica]], micro_batches: int) -> list[int]:
+    """The worker of a stage that takes each micro-batch."""
+    found = [0] * micro_batches
+    for number, worker in enumerate(workers):
+        for kind, micro_batch in worker[0].passes:
+            if kind == FORWARD:
+                found[micro_batch] = number
+    return found
 
 
 def expand_pipeline(graph: OpGraph, plan: Plan, costs: Costs, *, blocking: bool = False) -> tuple[Tasks, Labels]:
@@ -143,41 +173,57 @@ class _Expansion:
         self._graph, self._pipeline, self._costs, self._blocking = graph, pipeline, costs, blocking
         self._topology = costs.cluster.topology
         self._ops = stage_ops(graph, pipeline)
-        degree, self._parts = pipeline.tensor_parallel, pipeline.micro_batches
-        self._groups = [[ranks[i : i + degree] for i in range(0, len(ranks), degree)] for ranks in pipeline.stage_ranks]
-        self._micro = np.array(plan.batch.samples, np.float64) / self._parts
+        self._parts, self._replicas = pipeline.micro_batches, pipeline.replicas(plan.batch.samples)
+        self._workers = [self._workers_of(stage) for stage in self._replicas]
+        self._takers = [_takers(workers, self._parts) for workers in self._workers]
+        self._degree = {rank: one.degree for stage in self._replicas for one in stage for rank in one.ranks}
+        self._micro = np.array(pipeline.micro_samples(plan.batch.samples), np.float64)
         self._samples = np.array(plan.batch.samples, np.float64)
-        self._passes = pass_costs(graph, costs, self._micro, degree)
+        self._passes = {
+            degree: pass_costs(graph, costs, self._micro, degree) for degree in sorted(set(self._degree.values()))
+        }
         self._saved = [sum(graph.ops[op].saved_bytes_per_sample for op in ops) for ops in self._ops]
         self._boundary = [boundary_bytes(graph, first) if first else 0.0 for first in pipeline.first_ops]
         self._data_s = costs.data.at(self._samples)
-        self._sums_s = [
-            [self._shared_outputs_s(stage, group) for group in groups] for stage, groups in enumerate(self._groups)
-        ]
+        self._sums_s = {
+            one.ranks: self._shared_outputs_s(stage, one.ranks)
+            for stage, several in enumerate(self._replicas)
+            for one in several
+        }
+        self._hops: dict[tuple[int, int, int, int], list[tuple[int, int, float]]] = {}
         self._queues: dict[tuple[int, int], int] = {}
         self._transport = costs.transports.get(plan.comm.transport, NO_OVERHEAD)
         self._made = LabelledTasks()
         self._arrived: dict[tuple[bool, int, int], dict[int, list[int]]] = {}
         """(is forward, stage, micro-batch) -> per first rank of a group, the messages that it depends on."""
 
+    def _workers_of(self, stage: Sequence[Replica]) -> list[tuple[Replica, ...]]:
+        """Replicas that take the same micro-batches, and so follow one order together."""
+        return [tuple(stage)] if self._pipeline.sharing == SPLIT else [(one,) for one in stage]
+
     def expand(self) -> tuple[Tasks, Labels]:
-        num_stages = len(self._ops)
-        orders = self._pipeline.passes()
-        for stage in range(num_stages):
-            for group in self._groups[stage]:
-                for rank in group:
-                    self._made.work(DATA, rank, 0, float(self._data_s[rank]) if stage == 0 else 0.0)
-        places = [0] * num_stages
-        while any(place < len(orders[s]) for s, place in enumerate(places)):
+        for stage, several in enumerate(self._replicas):
+            for rank in (rank for one in several for rank in one.ranks):
+                self._made.work(DATA, rank, 0, float(self._data_s[rank]) if stage == 0 else 0.0)
+        waiting = [(stage, number) for stage, workers in enumerate(self._workers) for number in range(len(workers))]
+        places = dict.fromkeys(waiting, 0)
+        while waiting:
             moved = False
-            for stage in range(num_stages):
-                while places[stage] < len(orders[stage]) and self._may(orders[stage][places[stage]], stage):
-                    self._block(*orders[stage][places[stage]], stage)
-                    places[stage] += 1
-                    moved = True
+            for key in waiting:
+                moved |= self._go_on(key, places)
             assert moved, "a schedule that waits for itself"
+            waiting = [key for key in waiting if places[key] < len(self._workers[key[0]][key[1]][0].passes)]
         self._finish()
         return self._made.arrays()
+
+    def _go_on(self, key: tuple[int, int], places: dict[tuple[int, int], int]) -> bool:
+        """Expand the next passes of a stage's worker, as far as their dependencies have been expanded."""
+        stage, number = key
+        passes, first = self._workers[stage][number][0].passes, places[key]
+        while places[key] < len(passes) and self._may(passes[places[key]], stage):
+            self._block(*passes[places[key]], stage, number)
+            places[key] += 1
+        return places[key] > first
 
     def _may(self, one: Pass, stage: int) -> bool:
         """Whether the dependencies of a pass have been expanded."""
@@ -186,23 +232,23 @@ class _Expansion:
             return stage == 0 or (True, stage, number) in self._arrived
         return kind == WEIGHT or stage == len(self._ops) - 1 or (False, stage, number) in self._arrived
 
-    def _block(self, kind: str, number: int, stage: int) -> None:
+    def _block(self, kind: str, number: int, stage: int, worker: int) -> None:
         is_forward = kind == FORWARD
         after = {} if kind == WEIGHT else self._arrived.get((is_forward, stage, number), {})
-        sums_s = self._sums_s[stage] if kind != WEIGHT else [0.0] * len(self._groups[stage])
-        done = {
-            group[0]: [self._on_rank(kind, stage, rank, after.get(group[0], []), seconds) for rank in group]
-            for group, seconds in zip(self._groups[stage], sums_s, strict=True)
-        }
+        done = {}
+        for one in self._workers[stage][worker]:
+            sums_s = self._sums_s[one.ranks] if kind != WEIGHT else 0.0
+            arrived = after.get(one.ranks[0], [])
+            done[one.ranks[0]] = [self._on_rank(kind, stage, rank, arrived, sums_s) for rank in one.ranks]
         to = stage + 1 if is_forward else stage - 1
         if kind != WEIGHT and 0 <= to < len(self._ops):
-            self._arrived[is_forward, to, number] = self._pass_on(stage, to, done, number)
+            self._arrived[is_forward, to, number] = self._pass_on((stage, worker), to, done, number)
 
     def _on_rank(self, kind: str, stage: int, rank: int, after: Sequence[int], sums_s: float) -> int:
-        ops = self._ops[stage]
-        seconds = float(self._passes[kind][rank, ops.start : ops.stop].sum()) + sums_s
+        ops, degree = self._ops[stage], self._degree[rank]
+        seconds = float(self._passes[degree][kind][rank, ops.start : ops.stop].sum()) + sums_s
         memory = NO_CHANGE
-        saved = self._saved[stage] * float(self._micro[rank]) / self._pipeline.tensor_parallel
+        saved = self._saved[stage] * float(self._micro[rank]) / degree
         if kind == FORWARD:
             memory = MemoryChange(device=rank, at_start=saved)
         elif kind != INPUT:
@@ -210,25 +256,22 @@ class _Expansion:
         what = layout.FORWARD if kind == FORWARD else layout.BACKWARD
         return self._made.work(what, rank, ops.start, seconds, after, memory)
 
-    def _pass_on(self, stage: int, to: int, done: Mapping[int, Sequence[int]], number: int) -> dict[int, list[int]]:
-        """Activations (or their gradients) to the neighbouring stage: from each sender its share to each receiver.
+    def _pass_on(
+        self, sender: tuple[int, int], to: int, done: Mapping[int, Sequence[int]], number: int
+    ) -> dict[int, list[int]]:
+        """Activations (or their gradients) to the neighbouring stage: from each sender the samples that each receiver takes.
 
         Replicas do not wait for each other: a message leaves when its sender's group is done.
         """
+        stage, worker = sender
         bytes_per_sample = self._boundary[max(stage, to)]
-        senders = [group[0] for group in self._groups[stage]]
-        receivers = [group[0] for group in self._groups[to]]
-        total = float(sum(self._micro[rank] for rank in senders))
-        one_to_one = len(senders) == len(receivers) and all(
-            self._micro[a] == self._micro[b] for a, b in zip(senders, receivers, strict=True)
-        )
-        hops = (
-            [(a, b, float(self._micro[a])) for a, b in zip(senders, receivers, strict=True)]
-            if one_to_one
-            else [(a, b, float(self._micro[a] * self._micro[b]) / total) for a in senders for b in receivers]
-        )
+        key = (stage, worker, to, self._takers[to][number])
+        if key not in self._hops:
+            senders = [one.ranks[0] for one in self._workers[stage][worker]]
+            receivers = [one.ranks[0] for one in self._workers[to][key[-1]]]
+            self._hops[key] = overlaps(senders, receivers, self._micro)
         arrived: dict[int, list[int]] = {}
-        for a, b, samples in hops:
+        for a, b, samples in self._hops[key]:
             sent = self._message(number, a, b, bytes_per_sample * samples, done[a])
             arrived.setdefault(b, []).append(sent)
         return arrived
@@ -255,7 +298,7 @@ class _Expansion:
         """Ranks that hold the same parameters sum their gradients, then every rank updates."""
         after: dict[int, list[int]] = {}
         last = dict(self._made.last)
-        for number, (ranks, num_bytes) in enumerate(_summed(self._graph, self._pipeline)):
+        for number, (ranks, num_bytes) in enumerate(summed(self._graph, self._pipeline)):
             sent = self._made.send(
                 self._parts + number,
                 list(ring_bytes(self._topology, ranks, num_bytes).items()),
@@ -267,10 +310,10 @@ class _Expansion:
             for rank in ranks:
                 after.setdefault(rank, []).append(sent)
         updates_s = self._costs.update.at(self._samples)
-        for stage, groups in enumerate(self._groups):
+        for stage, several in enumerate(self._replicas):
             share = sum(self._graph.ops[op].param_bytes for op in self._ops[stage]) / (self._graph.param_bytes or 1)
-            for rank in (rank for group in groups for rank in group):
-                update_s = float(updates_s[rank]) * share / self._pipeline.tensor_parallel
+            for rank in (rank for one in several for rank in one.ranks):
+                update_s = float(updates_s[rank]) * share / self._degree[rank]
                 self._made.work(UPDATE, rank, 0, update_s, after.get(rank, []))
 
     def _shared_outputs_s(self, stage: int, group: Sequence[int]) -> float:

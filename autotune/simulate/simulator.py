@@ -173,8 +173,9 @@ class Simulator:
     def _doubts(self, plan: Plan) -> list[str]:
         """What is computed at once is compared with what was measured: a micro-batch, or a pass of an accumulating loop."""
         if plan.pipeline is not None:
-            micro = [count / plan.pipeline.micro_batches for count in plan.batch.samples]
-            return self.costs.doubts(micro, plan.pipeline.tensor_parallel)
+            micro = plan.pipeline.micro_samples(plan.batch.samples)
+            degrees = {len(ranks) for groups in plan.pipeline.groups() for ranks in groups}
+            return list(dict.fromkeys(d for degree in sorted(degrees) for d in self.costs.doubts(micro, degree)))
         loop = self._loop_of(plan)
         return self.costs.doubts([max(loop.passes(count), default=0) for count in plan.batch.samples])
 
@@ -210,12 +211,12 @@ class Simulator:
     def timeline(self, plan: Plan, simulated: Simulated | None = None) -> Timeline:
         """The last simulated step as spans, as of a traced step."""
         simulated = simulated or self.simulate(plan)
-        names = {} if plan.pipeline is None else span_names(plan.pipeline, simulated)
+        names = {} if plan.pipeline is None else span_names(plan.pipeline, plan.batch.samples, simulated)
         return Timeline.merge([Timeline(spans=tuple(spans(self.graph, simulated, self.wire_bytes(plan), names)))])
 
     def stage_table(self, plan: Plan) -> Timetable | None:
         """The predicted timetable of a plan with pipeline stages."""
-        return None if plan.pipeline is None else stage_table(plan.pipeline, self.simulate(plan))
+        return None if plan.pipeline is None else stage_table(plan.pipeline, plan.batch.samples, self.simulate(plan))
 
     def wire_bytes(self, plan: Plan) -> list[float]:
         """Of each fusion buffer of a data-parallel plan."""

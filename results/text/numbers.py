@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.workloads.plan import CommPlan, CompressionPlan, PipelinePlan, Plan, ReducerKind
+from autotune.workloads.plan import SPLIT, CommPlan, CompressionPlan, PipelinePlan, Plan, ReducerKind
 from autotune.workloads.quantity import format_bytes
 
 MANY_PARTITIONS = 1000
@@ -88,13 +88,20 @@ def codecs_text(compression: CompressionPlan) -> str:
 
 
 def stages_summary(pipeline: PipelinePlan) -> str:
-    """A pipeline as text: "3 stages on ranks 0 > 1+2 > 3 from ops 0/4/9, 8 micro-batches, 1f1b"."""
-    ranks = " > ".join("+".join(map(str, stage)) for stage in pipeline.stage_ranks)
+    """A pipeline as text: "3 stages on ranks 0 > 1+2 > (3 4) from ops 0/4/9, 8 micro-batches, 1f1b".
+
+    Replicas of a stage are joined by +; ranks in brackets share every op.
+    """
+    ranks = " > ".join("+".join(map(_group, stage)) for stage in pipeline.groups())
     first = "/".join(map(str, pipeline.first_ops))
-    return (
-        f"{len(pipeline.first_ops)} stages on ranks {ranks} from ops {first}, {pipeline.micro_batches} micro-batches, "
-        f"{pipeline.schedule}"
-    )
+    dealt = " round-robin" if pipeline.sharing != SPLIT else ""
+    stages = f"{len(pipeline.first_ops)} stages" if len(pipeline.first_ops) > 1 else "1 stage"
+    return f"{stages} on ranks {ranks} from ops {first}, {pipeline.micro_batches} micro-batches{dealt}, {pipeline.schedule}"
+
+
+def _group(ranks: tuple[int, ...]) -> str:
+    """A rank, or ranks that share every op: "(0 1)"."""
+    return str(ranks[0]) if len(ranks) == 1 else f"({' '.join(map(str, ranks))})"
 
 
 def comm_summary(comm: CommPlan) -> str:

@@ -5,7 +5,7 @@ from autotune.workloads.plan.choices import COLLECTIVES, TRANSPORTS, Priority, R
 from autotune.workloads.plan.codecs import CODECS, CodecKind, lossless_codecs, one_round_codecs
 from autotune.workloads.plan.comm import DDP_BUCKET_BYTES, MIB, CommPlan
 from autotune.workloads.plan.compression import CompressionPlan, KindCodec
-from autotune.workloads.plan.placement import PipelinePlan
+from autotune.workloads.plan.placement import ROUND_ROBIN, SPLIT, PipelinePlan, Replica
 from autotune.workloads.plan.plan import Plan, default_plan
 
 __all__ = [
@@ -13,6 +13,8 @@ __all__ = [
     "COLLECTIVES",
     "DDP_BUCKET_BYTES",
     "MIB",
+    "ROUND_ROBIN",
+    "SPLIT",
     "TRANSPORTS",
     "BatchPlan",
     "CodecKind",
@@ -23,6 +25,7 @@ __all__ = [
     "Plan",
     "Priority",
     "ReducerKind",
+    "Replica",
     "cpu_transports",
     "default_plan",
     "lossless_codecs",

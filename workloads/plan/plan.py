@@ -14,7 +14,7 @@ from autotune.workloads.plan.choices import COLLECTIVES, TRANSPORTS, ReducerKind
 from autotune.workloads.plan.codecs import CODECS, one_round_codecs
 from autotune.workloads.plan.comm import CommPlan, check_known
 from autotune.workloads.plan.compression import CompressionPlan
-from autotune.workloads.plan.placement import PipelinePlan
+from autotune.workloads.plan.placement import SPLIT, PipelinePlan
 from autotune.workloads.serial import digest, to_data
 
 _NOT_IN_FINGERPRINT_IF_DEFAULT = (
@@ -47,8 +47,10 @@ class Plan:
         for part, name in _NOT_IN_FINGERPRINT_IF_DEFAULT:
             if data[part][name] == defaults[part][name]:
                 del data[part][name]
-        if self.pipeline is not None and not self.pipeline.order:
-            del data["pipeline"]["order"]
+        if self.pipeline is not None:
+            unset = {"order": (), "group_sizes": (), "sharing": SPLIT}
+            for name in (name for name, default in unset.items() if getattr(self.pipeline, name) == default):
+                del data["pipeline"][name]
         return digest(data)
 
     @property
@@ -56,7 +58,7 @@ class Plan:
         """Samples of a step: all ranks' together, or those of a pipeline's first stage, through which all of them pass."""
         if self.pipeline is None:
             return sum(self.batch.samples)
-        return sum(self.batch.samples[rank] for rank in self.pipeline.stage_ranks[0][:: self.pipeline.tensor_parallel])
+        return sum(self.batch.samples[ranks[0]] for ranks in self.pipeline.groups()[0])
 
     @property
     def is_lossless(self) -> bool:
@@ -159,10 +161,15 @@ def _check_codec(comm: CommPlan, compression: CompressionPlan) -> None:
 
 def _check_pipeline_runs(plan: Plan, pipeline: PipelinePlan) -> None:
     """Stages talk by messages over gloo, exactly; what is tuned for gradients that are summed over all ranks has no place there."""
-    if pipeline.tensor_parallel != 1:
+    degree = max(len(ranks) for stage in pipeline.groups() for ranks in stage)
+    if degree != 1:
         raise SpecError(
-            f"the plan's tensor_parallel is {pipeline.tensor_parallel}, which `autotune simulate` predicts but no job runs: "
+            f"the plan's tensor_parallel is {degree}, which `autotune simulate` predicts but no job runs: "
             "use 1, with more stages or more replicas of a stage"
+        )
+    if pipeline.sharing != SPLIT and any(len(ranks) > 1 for ranks in pipeline.stage_ranks):
+        raise SpecError(
+            f"the plan's sharing is {pipeline.sharing!r}, which `autotune simulate` predicts but no job runs: use {SPLIT!r}"
         )
     for name, value, runs in (
         ("transport", plan.comm.transport, "gloo"),
