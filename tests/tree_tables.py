@@ -22,6 +22,15 @@ COVERS: dict[str, tuple[str, ...]] = {
         "autotune/simulate/link_sources.py",
     ),
     "autotune/cli/test_main.py": ("results/show/list_console.py",),
+    "results/imports/test_readers.py": (
+        "results/imports/formats.py",
+        "results/imports/imported.py",
+        "results/imports/layer_times.py",
+        "results/imports/metis.py",
+        "results/imports/pipedream.py",
+        "results/imports/table.py",
+    ),
+    "workloads/graphs/test_graph_file.py": ("workloads/graphs/graph_cuts.py",),
     "autotune/cli/test_rank_commands.py": (
         "autotune/cli/from_options.py",
         "autotune/cli/parser.py",

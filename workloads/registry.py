@@ -33,8 +33,18 @@ def split_workload(name: str) -> tuple[str, dict[str, str]]:
     return spec, dict(pair.split("=", 1) for pair in pairs)
 
 
+def is_graph_file(spec: str) -> bool:
+    """Whether --workload names an op graph instead of a model: see `autotune.workloads.graphs.graph_file`."""
+    return spec.endswith(".json")
+
+
 def check_workload_name(spec: str) -> None:
     """Refuse a name that cannot exist, without importing torch."""
+    if is_graph_file(spec):
+        raise SpecError(
+            f"workload {spec!r} is a graph file, which can be predicted (simulate, plan, schedule) but not run: name the model, as "
+            "module:factory"
+        )
     if ":" not in spec and spec not in workload_names():
         raise unknown_name("workload", spec, workload_names(), "your own: --workload module:factory")
 

@@ -14,6 +14,22 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 
+class Described(Protocol):
+    """What a prediction needs of a workload: a model has it, and so has an op graph."""
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per optimizer step, over all ranks together."""
+
+    @property
+    def min_samples(self) -> int:
+        """Fewest samples a rank may be given."""
+
+
 @runtime_checkable
 class Workload(Protocol):
     """One training job, the same on every rank; the plan determines which samples a rank takes.
@@ -99,7 +115,7 @@ class Loop:
 PLAIN_LOOP = Loop()
 
 
-def loop_of(workload: Workload) -> Loop:
+def loop_of(workload: Described) -> Loop:
     """The loop that a workload states; a SpecError if it is invalid."""
     check_loop(workload)
     options = {name: getattr(workload, name, None) for name in ("clip_norm", "accumulate", "autocast")}
@@ -107,7 +123,7 @@ def loop_of(workload: Workload) -> Loop:
     return Loop(min_samples=max(workload.min_samples, 1), **stated)
 
 
-def check_loop(workload: Workload) -> None:
+def check_loop(workload: Described) -> None:
     """Refuse an invalid clip_norm, accumulate or autocast."""
     batch = workload.global_batch
     rules = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 import time
@@ -99,17 +100,28 @@ def _run_plan(options: argparse.Namespace, arguments: list[str]) -> int:
     return plan(make_job(Question, options, arguments), aim, export=options.export, as_json=options.json)
 
 
-def _run_schedule(options: argparse.Namespace, _arguments: list[str]) -> int:
+def _run_schedule(options: argparse.Namespace, arguments: list[str]) -> int:
     from autotune.cli.schedule import Request, schedule  # noqa: PLC0415
 
     request = Request(
         file=options.file,
+        question=make_job(Question, options, arguments) if options.workload else None,
+        stages=options.stages,
         micro_batches=options.micro_batches,
         time_s=options.time,
         csv=options.csv,
         trace=options.trace,
     )
     return schedule(request, as_json=options.json, quiet=options.quiet)
+
+
+def _run_import(options: argparse.Namespace, _arguments: list[str]) -> int:
+    from autotune.cli.imports import Request, import_profile  # noqa: PLC0415
+    from autotune.results.imports.imported import Asked  # noqa: PLC0415
+
+    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Asked)}
+    asked = Asked(**given | {"files": tuple(options.files)})
+    return import_profile(Request(asked=asked, format=options.format, output=options.output), as_json=options.json)
 
 
 def _run_init(options: argparse.Namespace, arguments: list[str]) -> int:
@@ -169,6 +181,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "train": _run_train,
     "race": _run_race,
     "profile": _run_profile,
+    "import": _run_import,
     "simulate": _run_simulate,
     "plan": _run_plan,
     "schedule": _run_schedule,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.jobs.question import OBJECTIVES
+from autotune.results.imports.formats import FORMATS
 from autotune.search.methods import METHODS, measuring, predicting
 from autotune.workloads.changes.scenario_file import scenario_names
 from autotune.workloads.cluster import cluster_names
@@ -28,6 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_train(commands)
     _add_race(commands)
     _add_profile(commands)
+    _add_import(commands)
     _add_simulate(commands)
     _add_plan(commands)
     _add_schedule(commands)
@@ -80,7 +82,7 @@ def _job_options(parser: argparse.ArgumentParser, *, several_clusters: bool) -> 
         "--workload",
         default="vgg",
         metavar="NAME|module:factory",
-        help=f"(default vgg) one of {', '.join(workload_names())}; or your own",
+        help=f"(default vgg) one of {', '.join(workload_names())}; or your own; predictions take an op graph too, FILE.json",
     )
     parser.add_argument(
         "--set",
@@ -228,6 +230,28 @@ def _add_profile(commands: Any) -> None:
     parser.set_defaults(subcommand="profile")
 
 
+def _add_import(commands: Any) -> None:
+    text = "profiles that other tools measured become a graph, a profile and a cluster for simulate, plan and schedule"
+    parser = _common(commands, "import", text)
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    formats = "; ".join(f"{name}: {entry.text}" for name, entry in FORMATS.items())
+    parser.add_argument("--format", default="", choices=tuple(FORMATS), help=f"{formats} (default: detect it)")
+    parser.add_argument(
+        "--output", type=Path, default=Path(), metavar="DIR", help="folder of the files (default: here)"
+    )
+    parser.add_argument("--name", default="", help="of the model (default: that in the file, or the file's own)")
+    parser.add_argument("--device", default="", metavar="NAME", help="that it was measured on, as in cluster files")
+    parser.add_argument("--global-batch", type=int, metavar="N", help="samples per step (default: those of one pass)")
+    parser.add_argument("--samples", type=int, metavar="N", help="samples of one pass, where the file does not say")
+    parser.add_argument(
+        "--time-unit", default="", metavar="UNIT", help="of times whose column does not say: s, ms, us, ns"
+    )
+    parser.add_argument("--keys", type=_names, default=(), metavar="LIST", help="columns that keys of nested JSON are")
+    parser.add_argument("--placement", default="", metavar="44", help="steps: the hosts that the cluster file is for")
+    parser.add_argument("--param-bytes", type=float, metavar="N", help="steps: bytes of the model's gradients")
+    parser.set_defaults(subcommand="import")
+
+
 def _prediction_options(parser: argparse.ArgumentParser) -> None:
     _job_options(parser, several_clusters=False)
     parser.add_argument(
@@ -276,14 +300,18 @@ def _add_plan(commands: Any) -> None:
 
 def _add_schedule(commands: Any) -> None:
     parser = _common(commands, "schedule", "the best pipeline schedule of a placement (no MPI needed)")
-    parser.add_argument("file", type=Path, metavar="FILE.json", help="devices, memory, blocks: see docs/schedules.md")
+    parser.add_argument(
+        "file", type=Path, nargs="?", metavar="FILE.json", help="devices, memory, blocks: see docs/schedules.md"
+    )
+    _prediction_options(parser)
+    parser.add_argument("--stages", type=int, metavar="N", help="with --workload: stages (default: one per device)")
     parser.add_argument("--micro-batches", type=int, default=32, metavar="N", help="micro-batches to run (default 32)")
     parser.add_argument("--time", type=float, metavar="S", help="seconds to search (default: few, at most 60)")
     parser.add_argument(
         "--csv", type=Path, metavar="FILE", help="write a chain's order for torch.distributed.pipelining"
     )
     _trace_option(parser, "the schedule of all devices")
-    parser.set_defaults(subcommand="schedule")
+    parser.set_defaults(subcommand="schedule", workload="")
 
 
 def _add_best(commands: Any) -> None:

@@ -14,6 +14,7 @@ from autotune.jobs.question import Aim, Question
 from autotune.profilers.perfetto import write_trace
 from autotune.results.store.forecast import Forecast
 from autotune.results.store.record import BestPlan
+from autotune.workloads.registry import is_graph_file
 from autotune.workloads.serial import to_data
 
 
@@ -45,7 +46,9 @@ def plan(question: Question, aim: Aim, *, export: Path | None, as_json: bool) ->
     from autotune.results.show.forecast_console import show_planned  # noqa: PLC0415
 
     how = f"best of {found.num_predicted} plans by {found.method}."
-    if not question.what_if:  # an edited cluster cannot be measured
+    if not question.what_if and not is_graph_file(
+        question.workload
+    ):  # neither an edited cluster nor a graph can be measured
         how += f" Measure it: {question.commands(len(predictor.cluster.devices)).command('sweep')}"
     table = predictor.simulator.stage_table(found.forecast.plan)
     show_planned(console(), found.forecast, found.default, how, table)

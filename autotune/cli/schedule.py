@@ -1,4 +1,4 @@
-"""`autotune schedule`: read a graph of blocks, search, show or write."""
+"""`autotune schedule`: read a graph of blocks, or cut a model or op graph into stages; search, show or write."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from autotune.cli.offline import write
 from autotune.cli.terminal import STDERR, console, is_terminal
+from autotune.jobs.question import Question
 from autotune.profilers.perfetto import check_trace_file, write_trace
 from autotune.schedule.answer import answer_data, as_timeline, torch_csv
 from autotune.schedule.search import Answer, search
@@ -19,7 +20,11 @@ from autotune.workloads.errors import SpecError
 class Request:
     """The input of `autotune schedule`."""
 
-    file: Path
+    file: Path | None
+    question: Question | None = None
+    """Instead of a file: the workload to cut into stages, and the cluster."""
+    stages: int | None = None
+    """None: one per device."""
     micro_batches: int
     time_s: float | None
     csv: Path | None
@@ -28,7 +33,7 @@ class Request:
 
 def schedule(request: Request, *, as_json: bool, quiet: bool) -> int:
     """The best schedule for a placement."""
-    graph = read_block_graph(request.file)
+    graph = _blocks(request)
     check_slots(graph, request.micro_batches)
     if request.trace is not None:
         check_trace_file(request.trace)
@@ -44,6 +49,18 @@ def schedule(request: Request, *, as_json: bool, quiet: bool) -> int:
 
     show_schedule(console(), answer_data(answer), answer.table)
     return 0
+
+
+def _blocks(request: Request) -> BlockGraph:
+    if (request.file is None) == (request.question is None):
+        raise SpecError("schedule takes a file of blocks or --workload with --cluster: name one of them")
+    if request.file is not None:
+        return read_block_graph(request.file)
+    assert request.question is not None
+    from autotune.jobs.predict import make_predictors, stage_blocks  # noqa: PLC0415 - loads torch
+
+    predictor = make_predictors(request.question)[-1]
+    return stage_blocks(predictor, request.stages, request.micro_batches)
 
 
 def _search(graph: BlockGraph, request: Request, *, silent: bool) -> Answer:

@@ -44,12 +44,13 @@ from autotune.workloads.changes.scenario_file import load_scenario
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.errors import AutotuneError, InfeasiblePlanError, SpecError
 from autotune.workloads.graph import OpGraph
+from autotune.workloads.graphs.graph_file import GraphWorkload
 from autotune.workloads.plan import one_round_codecs
 from autotune.workloads.plan.choices import transports_for
 from autotune.workloads.registry import load_workload
 from autotune.workloads.serial import digest
 from autotune.workloads.split import Bounds, bounds
-from autotune.workloads.workload import PLAIN_LOOP, Loop, Workload, check_no_stages, loop_of
+from autotune.workloads.workload import PLAIN_LOOP, Described, Loop, Workload, check_no_stages, loop_of
 
 T = TypeVar("T")
 
@@ -251,7 +252,7 @@ def num_norms(graph: OpGraph) -> int:
     return sum(op.kind.startswith("BatchNorm") for op in graph.ops)
 
 
-def sample_bounds(workload: Workload, graph: OpGraph, cluster: Cluster, *, total: int) -> Bounds:
+def sample_bounds(workload: Described, graph: OpGraph, cluster: Cluster, *, total: int) -> Bounds:
     """Fewest and most samples per rank: the workload's minimum, and what each device's memory holds."""
     static = _STATE_COPIES * graph.param_bytes
     passes = loop_of(workload).accumulate
@@ -264,6 +265,16 @@ def sample_bounds(workload: Workload, graph: OpGraph, cluster: Cluster, *, total
     limits = bounds(len(cluster.devices), total, minimum=workload.min_samples, caps=caps)
     limits.check(total)
     return limits
+
+
+def graph_bounds(workload: GraphWorkload, cluster: Cluster, *, total: int) -> Bounds:
+    """Of a graph without the model, likewise."""
+    try:
+        return sample_bounds(workload, workload.graph, cluster, total=total)
+    except InfeasiblePlanError:
+        if workload.cuts is None:
+            raise
+        return bounds(len(cluster.devices), total, minimum=workload.min_samples)
 
 
 def job_bounds(workload: Workload, graph: OpGraph, cluster: Cluster, *, total: int) -> Bounds:

@@ -16,6 +16,7 @@ import numpy as np
 from autotune.jobs.context import (
     JobContext,
     capture_workload,
+    graph_bounds,
     job_bounds,
     with_dataflow,
     with_held_bytes,
@@ -23,6 +24,9 @@ from autotune.jobs.context import (
 )
 from autotune.jobs.job import Job, SweepJob, read_plan_file
 from autotune.jobs.question import Aim, Question
+from autotune.placement.chain_costs import at_cuts, stage_costs
+from autotune.placement.chain_cut import cuts as find_cuts
+from autotune.placement.chain_cut import judge
 from autotune.placement.pipeline_plans import staged_plans
 from autotune.results.store.best import best_path, load_best
 from autotune.results.store.forecast import Forecast
@@ -36,14 +40,16 @@ from autotune.simulate.cost_sources import cost_model
 from autotune.simulate.simulator import Simulator
 from autotune.space.pipeline_points import NO_STAGES, StagedPlans
 from autotune.space.space import Space
+from autotune.workloads.blocks import BlockGraph
 from autotune.workloads.changes.cluster_edits import Setting, edited
 from autotune.workloads.cluster import Cluster, load_cluster
 from autotune.workloads.errors import InfeasiblePlanError, SpecError
 from autotune.workloads.graph import OpGraph
+from autotune.workloads.graphs.graph_file import GraphWorkload, read_graph_workload
 from autotune.workloads.model_stages import StageCuts, with_streams
-from autotune.workloads.plan import BatchPlan, Plan, default_plan
+from autotune.workloads.plan import BatchPlan, PipelinePlan, Plan, default_plan
 from autotune.workloads.plan.choices import load
-from autotune.workloads.registry import load_workload
+from autotune.workloads.registry import is_graph_file, load_workload
 from autotune.workloads.split import Bounds, RankCost, balanced, even
 from autotune.workloads.workload import Workload, loop_of
 
@@ -106,30 +112,64 @@ def make_predictors(question: Question) -> list[Predictor]:
     cluster = load_cluster(spec)
     if cluster.any_ranks or question.num_ranks is not None:
         cluster = cluster.for_ranks(question.num_ranks or 1)
-    workload, seed = load_workload(question.workload, question.options), question.seed
-    graph = with_held_bytes(capture_workload(workload, seed, name=question.workload), workload, seed)
-    cuts = stage_cuts(workload, graph, seed)
+    described = _described(question)
     wanted = read_plan_file(question.plan_file).plan.pipeline if question.plan_file is not None else None
-    if cuts is not None and (wanted is None or set(wanted.first_ops) <= set(cuts.first_ops)):
-        graph = with_streams(graph, cuts)
-    elif wanted is not None:
-        graph = with_dataflow(graph, workload, seed)
-    profiles = find_profiles(question, cluster, graph, workload)
-    settings = [Setting(cluster=cluster, global_batch=workload.global_batch)]
+    described = _with_edges(described, wanted, question.seed)
+    profiles = find_profiles(described, question, cluster)
+    settings = [Setting(cluster=cluster, global_batch=described.workload.global_batch)]
     if question.what_if:
         settings.append(edited(settings[0], question.what_if))
-    predictors = [_predictor(question, workload, graph, setting, profiles) for setting in settings]
-    return [replace(predictor, cuts=cuts) for predictor in predictors]
+    return [_predictor(described, setting, profiles) for setting in settings]
 
 
-def _predictor(
-    job: Job, workload: Workload, graph: OpGraph, setting: Setting, profiles: Sequence[Profile]
-) -> Predictor:
-    info = workload_info(job, setting.global_batch, graph, loop=loop_of(workload))
-    costs = cost_model(graph, setting.cluster, profiles)
-    limits = job_bounds(workload, graph, setting.cluster, total=setting.global_batch)
-    simulator = Simulator(info, graph, costs, loop=loop_of(workload))
-    return Predictor(simulator=simulator, bounds=limits, cluster=setting.cluster)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Model:
+    """What the user wants predicted: a workload whose model was captured, or the op graph in a file."""
+
+    workload: Workload | GraphWorkload
+    graph: OpGraph
+    cuts: StageCuts | None
+    job: Job
+    """Names the workload in forecasts: a graph by the name in its file."""
+
+    @property
+    def info(self) -> WorkloadInfo:
+        return self.info_of(self.workload.global_batch)
+
+    def info_of(self, global_batch: int) -> WorkloadInfo:
+        return workload_info(self.job, global_batch, self.graph, loop=loop_of(self.workload))
+
+    def bounds(self, setting: Setting) -> Bounds:
+        if isinstance(self.workload, GraphWorkload):
+            return graph_bounds(self.workload, setting.cluster, total=setting.global_batch)
+        return job_bounds(self.workload, self.graph, setting.cluster, total=setting.global_batch)
+
+
+def _described(question: Question) -> _Model:
+    if is_graph_file(question.workload):
+        file = read_graph_workload(question.workload, question.options)
+        job = replace(question, workload=file.name)
+        return _Model(workload=file, graph=file.graph, cuts=file.cuts, job=job)
+    workload, seed = load_workload(question.workload, question.options), question.seed
+    graph = with_held_bytes(capture_workload(workload, seed, name=question.workload), workload, seed)
+    return _Model(workload=workload, graph=graph, cuts=stage_cuts(workload, graph, seed), job=question)
+
+
+def _with_edges(model: _Model, wanted: PipelinePlan | None, seed: int) -> _Model:
+    """With the tensors at the model's cuts or, for a plan with other cuts, with all that pass between ops."""
+    cuts = model.cuts
+    if cuts is not None and (wanted is None or set(wanted.first_ops) <= set(cuts.first_ops)):
+        return replace(model, graph=with_streams(model.graph, cuts))
+    if wanted is None or isinstance(model.workload, GraphWorkload):
+        return model
+    return replace(model, graph=with_dataflow(model.graph, model.workload, seed))
+
+
+def _predictor(model: _Model, setting: Setting, profiles: Sequence[Profile]) -> Predictor:
+    costs = cost_model(model.graph, setting.cluster, profiles)
+    info = model.info_of(setting.global_batch)
+    simulator = Simulator(info, model.graph, costs, loop=loop_of(model.workload))
+    return Predictor(simulator=simulator, bounds=model.bounds(setting), cluster=setting.cluster, cuts=model.cuts)
 
 
 def job_simulator(job: Job, context: JobContext, all_reduces: tuple[CollectiveProfile, ...] = ()) -> Simulator | None:
@@ -172,12 +212,11 @@ def kept_profiles(results: Path, info: WorkloadInfo, cluster: Cluster) -> list[P
     return [load_profile(path)] if path.exists() else []
 
 
-def find_profiles(question: Question, cluster: Cluster, graph: OpGraph, workload: Workload) -> list[Profile]:
+def find_profiles(model: _Model, question: Question, cluster: Cluster) -> list[Profile]:
     """The profiles that the user names, or the one kept for this workload on this cluster, or none."""
     if question.profiles:
         return [load_profile(path) for path in question.profiles]
-    info = workload_info(question, workload.global_batch, graph, loop=loop_of(workload))
-    return kept_profiles(question.results, info, cluster)
+    return kept_profiles(question.results, model.info, cluster)
 
 
 def simulate(question: Question, predictors: Sequence[Predictor]) -> list[Forecast]:
@@ -237,6 +276,31 @@ def plan(question: Question, predictor: Predictor, aim: Aim) -> Planned:
         method=aim.method,
         num_predicted=len(judged),
     )
+
+
+def stage_blocks(predictor: Predictor, num_stages: int | None, micro_batches: int) -> BlockGraph:
+    """The best cut into stages, one per device, as blocks of one of these micro-batches."""
+    if predictor.cuts is None:
+        raise SpecError(
+            f"{predictor.simulator.info.name!r} cannot be cut into stages: it is no sequence of modules or ops"
+        )
+    if not 1 <= micro_batches <= predictor.total // max(predictor.cuts.min_samples, 1):
+        raise SpecError(
+            f"--micro-batches {micro_batches}: a batch of {predictor.total} has fewer samples: ask for less"
+        )
+    most = min(len(predictor.cluster.devices), len(predictor.cuts.first_ops))
+    size = num_stages or most
+    if not 1 <= size <= most:
+        raise SpecError(f"--stages {size}: there must be 1 to {most}, one device and one op for each")
+    whole = stage_costs(predictor.simulator.graph, predictor.simulator.costs, predictor.total / micro_batches)
+    costs = at_cuts(whole, predictor.cuts.first_ops)
+    found = [judge(costs, cut, micro_batches) for cut in find_cuts(costs, micro_batches, size)]
+    fitting = [one for one in found if one is not None]
+    if not fitting:
+        raise InfeasiblePlanError(
+            f"no cut into {size} stages fits the devices of {predictor.cluster.name!r}: use more devices, or micro-batches"
+        )
+    return min(fitting, key=lambda one: one.makespan_s).graph
 
 
 def _search(

@@ -1,0 +1,1 @@
+"""Profiles and graphs that other tools have measured, read into ours."""

@@ -1,0 +1,1 @@
+"""Models as files: op graphs without the model."""
