@@ -238,6 +238,11 @@ def ring_order(topology: Topology, ranks: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(listed, key=lambda rank: [first[group] for group in nested[rank]]))
 
 
+def flat_ring(topology: Topology) -> tuple[int, ...]:
+    """All ranks, as a ring over all of them goes."""
+    return ring_order(topology, range(len(topology.places)))
+
+
 def _groups(place: Place) -> Iterator[tuple[object, ...]]:
     """From the largest: rack (a host outside of racks is a place of its own at the root), host, NIC, island."""
     yield (place.rack or f"host {place.host}",)

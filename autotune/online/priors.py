@@ -8,11 +8,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from autotune.online.model_sizes import ModelSizes
-from autotune.simulate.collectives import Load, all_reduce_latency_s, all_reduce_loads, plan_shares, shard_loads
+from autotune.simulate.collectives import (
+    Load,
+    all_reduce_latency_s,
+    all_reduce_loads,
+    plan_shares,
+    shard_loads,
+    sum_phases,
+)
 from autotune.simulate.cost_tables import Costs
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.graph import OpGraph
 from autotune.workloads.plan import CommPlan
+from autotune.workloads.plan.choices import HIERARCHICAL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +32,8 @@ class Priors:
     """Seconds per byte of a ring over those of owner shards, on the links as stated, profiled or probed."""
     other_owners: Mapping[tuple[float, ...], float] = field(default_factory=dict)
     """The same for owner shards with other shares than these links require, by shares."""
+    hierarchical_gains: Mapping[str, float] = field(default_factory=dict)
+    """Seconds per byte of a ring over those of collectives that sum within hosts first, by collective."""
     message_s: float | None = None
     """Fixed seconds of a collective, as profiled."""
     codec_s_per_byte: Mapping[str, float] = field(default_factory=dict)
@@ -32,7 +42,7 @@ class Priors:
     def collective_gain(self, comm: CommPlan) -> float:
         """Seconds per byte of a ring over those of a plan's collective; 1 if not known."""
         if comm.collective != "shards":
-            return 1.0
+            return self.hierarchical_gains.get(comm.collective, 1.0)
         return self.other_owners.get(comm.shares, self.shards_gain or 1.0)
 
     def on_links(self, now: Cluster, stated: Cluster, running: CommPlan) -> Priors:
@@ -42,6 +52,7 @@ class Priors:
         return replace(
             self,
             shards_gain=shards_gain(now),
+            hierarchical_gains=hierarchical_gains(now),
             other_owners={
                 shares: ring_s / _slowest_s(shard_loads(now.host_of_rank, owned, 1.0), now)
                 for shares, owned in stale.items()
@@ -59,6 +70,7 @@ def priors_of(graph: OpGraph, costs: Costs | None, transport: str) -> Priors:
     return Priors(
         model=model,
         shards_gain=shards_gain(costs.cluster),
+        hierarchical_gains=hierarchical_gains(costs.cluster),
         message_s=float(overhead.overhead(np.zeros(1))[0]) + latency_s if overhead is not None else latency_s or None,
         codec_s_per_byte={
             codec: float((costs.encode[codec].slope_s + costs.decode[codec].slope_s).max())
@@ -71,6 +83,16 @@ def shards_gain(cluster: Cluster) -> float | None:
     """Seconds per byte of a ring over those of owner shards; None if the cluster states no links."""
     ring_s, shards_s = (seconds_per_byte(kind, cluster) for kind in ("ring", "shards"))
     return ring_s / shards_s if ring_s > 0 and shards_s > 0 else None
+
+
+def hierarchical_gains(cluster: Cluster) -> dict[str, float]:
+    """Seconds per byte of a ring over those of each collective that sums within hosts; none if no links are stated."""
+
+    def seconds(kind: str) -> float:
+        return sum(map(cluster.topology.busy_s, sum_phases(CommPlan(collective=kind), cluster, 1.0)))
+
+    ring_s = seconds("ring")
+    return {kind: ring_s / seconds(kind) for kind in HIERARCHICAL} if ring_s > 0 else {}
 
 
 def seconds_per_byte(kind: str, cluster: Cluster) -> float:

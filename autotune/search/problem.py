@@ -50,5 +50,5 @@ class Problem:
             factors_for=factor_chooser(graph, self.cluster) if graph is not None else None,
             kinds=kinds_of(graph) if graph is not None else (),
             staged=self.staged,
-            **configurations(self.num_ranks, self.transports, self.loop),
+            **configurations(self.num_ranks, self.transports, self.loop, self.cluster),
         )

@@ -4,7 +4,8 @@
 functions that answer with a `Load` are for hosts with one link each to one switch, inside which messages are free:
 emulated links and the retuning of a running job call them.
 
-- **ring**: 2(N-1)/N of the bytes over every edge r → r+1, in 2(N-1) rounds. Best where all links are equal.
+- **ring**: 2(N-1)/N of the bytes over every edge r → r+1, in 2(N-1) rounds, in an order that enters every rack, host and
+  island once. Best where all links are equal.
 - **tree**: two trees that carry half each (NCCL's double binary trees): as many bytes per host as a ring, 2⌈log₂ N⌉ rounds.
 - **shards**: owner-based reduce-scatter + all-gather. Each rank owns a share of the bytes: every rank sends the owner its part
   and receives the sum. A rank that owns nothing sends and receives its bytes once, the minimum of any algorithm for a host
@@ -27,7 +28,7 @@ from autotune.simulate.edge_loads import EdgeLoads, by_host, hierarchical_bytes,
 from autotune.workloads.cluster import Cluster, Link
 from autotune.workloads.plan import CommPlan
 from autotune.workloads.plan.choices import HIERARCHICAL
-from autotune.workloads.topology import Topology
+from autotune.workloads.topology import Topology, flat_ring
 
 _PARTS = 1024
 _HALVINGS = 100
@@ -47,13 +48,13 @@ def sum_phases(comm: CommPlan, cluster: Cluster, num_bytes: float) -> list[EdgeL
     """Bytes on each edge, phase by phase, of a sum of `num_bytes` over all ranks."""
     topology, ranks = cluster.topology, range(len(cluster.devices))
     if comm.collective in HIERARCHICAL:
-        shares = dict(enumerate(_host_shares([1] * len(cluster.hosts), cluster)))
+        shares = dict(enumerate(host_shares([1] * len(cluster.hosts), cluster)))
         return hierarchical_bytes(topology, ranks, num_bytes, None if comm.collective == "hierarchical" else shares)
     if comm.collective == "server":
         return [shard_bytes(topology, ranks, server_shares(len(ranks), comm.servers), num_bytes)]
     if comm.collective == "shards":
         return [shard_bytes(topology, ranks, comm.shares or owned_shares(cluster), num_bytes)]
-    return [ring_bytes(topology, ranks, num_bytes)]
+    return [ring_bytes(topology, flat_ring(topology), num_bytes)]
 
 
 def all_reduce_loads(kind: str, cluster: Cluster, num_bytes: float) -> list[Load]:
@@ -102,16 +103,6 @@ def shard_loads(host_of_rank: Sequence[int], shares: Sequence[float], num_bytes:
     return loads
 
 
-def gather_loads(host_of_rank: Sequence[int], bytes_of_rank: Sequence[float]) -> list[Load]:
-    """Every rank sends as many bytes as it has to every other rank."""
-    size, loads = len(host_of_rank), []
-    for host in sorted(set(host_of_rank)):
-        here = [num_bytes for at, num_bytes in zip(host_of_rank, bytes_of_rank, strict=True) if at == host]
-        up_bytes = sum(here) * (size - len(here))
-        loads.append(Load(host=host, up_bytes=up_bytes, down_bytes=(sum(bytes_of_rank) - sum(here)) * len(here)))
-    return loads
-
-
 def owned_shares(cluster: Cluster) -> list[float]:
     """The share of each rank that minimizes the time of the slowest host or rack; equal shares where no link is stated.
 
@@ -120,7 +111,7 @@ def owned_shares(cluster: Cluster) -> list[float]:
     size = len(cluster.devices)
     if len(cluster.hosts) == 1 or all(host.link is None for host in cluster.hosts):
         return [1 / size] * size
-    of_hosts = _host_shares([len(host.devices) for host in cluster.hosts], cluster)
+    of_hosts = host_shares([len(host.devices) for host in cluster.hosts], cluster)
     return [
         share / len(host.devices) for host, share in zip(cluster.hosts, of_hosts, strict=True) for _ in host.devices
     ]
@@ -139,7 +130,7 @@ def server_shares(num_ranks: int, servers: Sequence[int]) -> list[float]:
     return [1 / len(servers) if rank in servers else 0.0 for rank in range(num_ranks)]
 
 
-def _host_shares(ranks: Sequence[int], cluster: Cluster) -> list[float]:
+def host_shares(ranks: Sequence[int], cluster: Cluster) -> list[float]:
     """What each host owns. `ranks`: how many of each host exchange data with the others."""
     speeds = [_speed(host.link) for host in cluster.hosts]
     racks = {rack.name: _speed(rack.link) for rack in cluster.racks}
@@ -221,7 +212,7 @@ def _speed(link: Link | None) -> float:
 
 def all_reduce_latency_s(kind: str, cluster: Cluster) -> float:
     """Seconds of the rounds of an all-reduce of no bytes over all ranks."""
-    return ranks_latency_s(kind, cluster.topology, range(len(cluster.devices)))
+    return ranks_latency_s(kind, cluster.topology, flat_ring(cluster.topology))
 
 
 def ranks_latency_s(kind: str, topology: Topology, ranks: Sequence[int]) -> float:
@@ -242,19 +233,3 @@ def ranks_latency_s(kind: str, topology: Topology, ranks: Sequence[int]) -> floa
 def _ring_latency_s(topology: Topology, ranks: Sequence[int]) -> float:
     hops = zip(ranks, (*ranks[1:], ranks[0]), strict=True)
     return all_reduce_rounds("ring", len(ranks)) * max(topology.latency_s(a, b) for a, b in hops)
-
-
-def hop_loads(host_of_rank: Sequence[int], source: int, target: int, num_bytes: float) -> list[Load]:
-    """A message loads the uplink of its sender's host and the downlink of its receiver's; within a host, no link."""
-    sender, receiver = host_of_rank[source], host_of_rank[target]
-    if sender == receiver:
-        return []
-    return [
-        Load(host=sender, up_bytes=float(num_bytes), down_bytes=0.0),
-        Load(host=receiver, up_bytes=0.0, down_bytes=float(num_bytes)),
-    ]
-
-
-def hop_latency_s(cluster: Cluster, source: int, target: int) -> float:
-    """Of a message."""
-    return cluster.topology.latency_s(source, target)

@@ -25,6 +25,7 @@ from autotune.workloads.cluster import Cluster, Device
 from autotune.workloads.errors import SpecError
 from autotune.workloads.graph import Op, OpGraph
 from autotune.workloads.plan import TRANSPORTS
+from autotune.workloads.topology import flat_ring
 
 DATASHEET = "datasheet"
 _PAIR = 2
@@ -255,7 +256,7 @@ def _round_s(cluster: Cluster, rounds: int) -> float:
 def _link_s_per_byte(cluster: Cluster) -> float:
     """Seconds that a byte of a ring takes on the tightest link."""
     topology = cluster.topology
-    return topology.busy_s(ring_bytes(topology, range(len(topology.places)), 1.0))
+    return topology.busy_s(ring_bytes(topology, flat_ring(topology), 1.0))
 
 
 def _device_origins(cluster: Cluster, ranks: Sequence[RankProfile | None], profiles: Sequence[Profile]) -> list[Origin]:

@@ -107,13 +107,15 @@ def by_host(topology: Topology, ranks: Sequence[int]) -> dict[int, list[int]]:
 
 
 def pieces(hosts: Sequence[Sequence[int]]) -> list[tuple[list[int], float]]:
-    """The holder of each piece on each host, and its share: the shards of all hosts, cut at each other's bounds."""
+    """The holder of each piece on each host, and its share."""
+    return [(holders, float(end - start)) for holders, start, end in bounded_pieces(hosts)]
+
+
+def bounded_pieces(hosts: Sequence[Sequence[int]]) -> list[tuple[list[int], Fraction, Fraction]]:
+    """The holder of each piece on each host, and its bounds: the shards of all hosts, cut at each other's bounds."""
     sizes = {len(members) for members in hosts}
     bounds = sorted({Fraction(shard, size) for size in sizes for shard in range(size + 1)})
-    return [
-        ([members[int(start * len(members))] for members in hosts], float(end - start))
-        for start, end in pairwise(bounds)
-    ]
+    return [([members[int(start * len(members))] for members in hosts], start, end) for start, end in pairwise(bounds)]
 
 
 def merged(several: Iterable[EdgeLoads]) -> EdgeLoads:

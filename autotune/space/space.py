@@ -18,6 +18,7 @@ from autotune.space import comm_knobs, compression_knobs, split_points
 from autotune.space.comm_knobs import CROSS_STEP, MIN_BUCKET_LOG2
 from autotune.space.knob import KNOBS, Knob, Reset, Scope, Values, with_comm
 from autotune.space.pipeline_points import NO_STAGES, StagedPlans
+from autotune.workloads.cluster import Cluster
 from autotune.workloads.graph import OpGraph
 from autotune.workloads.plan import CODECS, COLLECTIVES, TRANSPORTS, BatchPlan, Plan, ReducerKind
 from autotune.workloads.serial import to_data
@@ -151,16 +152,20 @@ def kinds_of(graph: OpGraph) -> tuple[str, ...]:
     return kinds if len(kinds) > 1 else ()
 
 
-def configurations(num_ranks: int, transports: Sequence[str], loop: Loop = PLAIN_LOOP) -> dict[str, tuple[str, ...]]:
+def configurations(
+    num_ranks: int, transports: Sequence[str], loop: Loop = PLAIN_LOOP, cluster: Cluster | None = None
+) -> dict[str, tuple[str, ...]]:
     """The reducers and collectives that a job of this size can choose from. Schedules run on CPUs only, so far. A loop that
-    clips needs all gradients before each step, so that steps cannot overlap.
+    clips needs all gradients before each step, so that steps cannot overlap. Sums within hosts are for several hosts, some of
+    which have several ranks.
     """
     if num_ranks < 2 or not any(TRANSPORTS[name].carries_shards for name in transports):
         return {"reducers": (ReducerKind.BUCKETED.value,), "collectives": ("ring",)}
+    has_groups = cluster is not None and 1 < len(cluster.hosts) < len(cluster.devices)
     overlap = () if loop.clip_norm is not None else (CROSS_STEP,)
     return {
         "reducers": (ReducerKind.BUCKETED.value, *overlap, ReducerKind.SCHEDULED.value),
-        "collectives": COLLECTIVES.names(lambda one: one.is_searched),
+        "collectives": COLLECTIVES.names(lambda one: one.is_searched and (has_groups or not one.sums_in_hosts)),
     }
 
 

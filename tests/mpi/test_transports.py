@@ -18,5 +18,5 @@ def test_every_transport_keeps_the_contract(num_ranks: int, tmp_path: Path) -> N
     done = mpirun(num_ranks, str(PROGRAM), cwd=tmp_path)
     assert done.code == 0, done.err
     cases = [json.loads(line) for line in done.out.splitlines()]
-    assert len(cases) == 2 * (4 + 4 * (4 * 4 + 3)) + (4 if num_ranks > 1 else 0)
+    assert len(cases) == 2 * (5 + 6 * (4 * 4 + 3)) + (6 if num_ranks > 1 else 0)
     assert not [case["case"] for case in cases if not case["ok"]]

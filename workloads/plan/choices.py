@@ -115,6 +115,8 @@ class Transport:
     """Whether it sends from one rank to another: sufficient factors and some codecs need that."""
     carries_shards: bool = False
     """Whether collectives that are made of messages run on it."""
+    heeds_order: bool = False
+    """Whether its all-reduce is a ring in the order in which ranks are numbered when it is opened; else it finds its own."""
     num_slots: int = 1
     """All-reduces that it works on at once, for the simulator."""
 
@@ -127,11 +129,17 @@ TRANSPORTS.register(
         opened_by="autotune.runtime.transport.open_group:open_gloo",
         carries_messages=True,
         carries_shards=True,
+        heeds_order=True,
         num_slots=2,
     )
 )
 TRANSPORTS.register(
-    Transport(name="mpi", text="a ring of MPI messages", opened_by="autotune.runtime.transport.open_group:open_mpi")
+    Transport(
+        name="mpi",
+        text="a ring of MPI messages",
+        opened_by="autotune.runtime.transport.open_group:open_mpi",
+        heeds_order=True,
+    )
 )
 TRANSPORTS.register(
     Transport(
@@ -168,38 +176,56 @@ class Collective:
     text: str
     is_runnable: bool = True
     """Whether a job runs it, or `autotune simulate` predicts it only."""
+    wrapped_by: str = ""
+    """"module:function", called with a `WrapGroup` of `autotune.runtime.transport.collective_groups`; answers a ProcessGroup.
+    Empty: it is the transport's own."""
     needs_messages: bool = False
     """Whether it is made of messages from rank to rank."""
     is_searched: bool = False
     """Whether a search proposes it unasked."""
+    sums_in_hosts: bool = False
+    """Whether it sums within each host first: a search proposes it where some of several hosts have several ranks."""
 
 
 COLLECTIVES: Registry[Collective] = Registry("collective")
 COLLECTIVES.register(Collective(name="ring", text="the transport's own all-reduce, a ring", is_searched=True))
 COLLECTIVES.register(Collective(name="tree", text="a binary tree (predicted only)", is_runnable=False))
+_OURS = "autotune.runtime.transport.collective_groups"
 COLLECTIVES.register(
     Collective(
         name="shards",
         text="owner shards: reduce-scatter and all-gather, each rank owning in proportion to its bandwidth",
+        wrapped_by=f"{_OURS}:owner_shards",
         needs_messages=True,
         is_searched=True,
     )
 )
 COLLECTIVES.register(
-    Collective(name="server", text="parameter servers on named ranks, an equal share each", needs_messages=True)
+    Collective(
+        name="server",
+        text="parameter servers on named ranks, an equal share each",
+        wrapped_by=f"{_OURS}:servers",
+        needs_messages=True,
+    )
 )
 COLLECTIVES.register(
     Collective(
         name="hierarchical",
-        text="reduce-scatter within each host, a ring across hosts for each shard, all-gather within (predicted only)",
-        is_runnable=False,
+        text="reduce-scatter within each host, a ring across hosts for each shard, all-gather within each host",
+        wrapped_by=f"{_OURS}:hierarchical",
+        needs_messages=True,
+        is_searched=True,
+        sums_in_hosts=True,
     )
 )
 COLLECTIVES.register(
     Collective(
         name="hierarchical-shards",
-        text="likewise, with owner shards of hosts instead of rings (predicted only)",
-        is_runnable=False,
+        text="likewise, with owner shards of hosts instead of rings",
+        wrapped_by=f"{_OURS}:hierarchical_shards",
+        needs_messages=True,
+        is_searched=True,
+        sums_in_hosts=True,
     )
 )
 HIERARCHICAL = ("hierarchical", "hierarchical-shards")

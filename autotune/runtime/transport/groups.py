@@ -1,7 +1,7 @@
 """Process groups bootstrapped from the MPI ranks: opened for each trial, so that a failed trial leaves nothing behind.
 
 The transport interface is torch's `ProcessGroup`: gloo and NCCL are torch's, MPI is ours, and emulated links wrap any of
-them. Owner shards and parameter servers are messages over gloo, and wrap the real or the paced group. A rank that releases
+them. Owner shards, parameter servers and hierarchical sums are messages over gloo, and wrap the real or the paced group. A rank that releases
 its group closes its connections, which is how gloo peers learn of a failure.
 """
 
@@ -21,20 +21,24 @@ from torch._C._distributed_c10d import PrefixStore
 from autotune.runtime.control.mpi import Control
 from autotune.runtime.device import CPU, DeviceHandle
 from autotune.runtime.transport.accelerator_group import AcceleratorGroup
+from autotune.runtime.transport.collective_groups import WrapGroup
+from autotune.runtime.transport.hierarchical_group import HierarchicalGroup
 from autotune.runtime.transport.link_check import host_representatives
 from autotune.runtime.transport.link_clock import LinkClocks
 from autotune.runtime.transport.mpi_group import MpiGroup
 from autotune.runtime.transport.network_store import NetworkStore
 from autotune.runtime.transport.open_group import OpenGroup
 from autotune.runtime.transport.paced_group import PacedGroup
+from autotune.runtime.transport.reordered_group import ReorderedGroup
 from autotune.runtime.transport.shard_group import ShardGroup
 from autotune.runtime.transport.staged_group import StagedGroup
 from autotune.runtime.transport.traced_group import TracedGroup
-from autotune.simulate.collectives import owned_shares, server_shares
+from autotune.simulate.collectives import owned_shares
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.errors import SpecError
 from autotune.workloads.plan import COLLECTIVES, TRANSPORTS
 from autotune.workloads.plan.choices import load
+from autotune.workloads.topology import flat_ring
 
 _JOIN_S = 10.0
 
@@ -72,15 +76,15 @@ class Groups:
 
         `shares`: the owner shares; empty: derived from the links in the cluster file.
         """
-        owned = self._shares(transport, collective, servers, shares)
+        self._check(transport, collective, servers)
         self._epoch += 1
-        layers = [self._real_group(transport, timeout_s)]
+        layers = self._real_groups(transport, timeout_s)
         is_host_only = TRANSPORTS[transport].device == CPU.device.type
         failed = True
         try:
             if isinstance(layers[0], AcceleratorGroup):
                 layers[0].watch(self._control.network())
-            self._wrap(layers, owned, traced=traced and is_host_only)
+            self._wrap(layers, collective, servers, shares, traced=traced and is_host_only)
             if is_host_only and self._device.is_accelerator:
                 layers.append(StagedGroup(layers[-1], self._device))
             yield layers[-1]
@@ -114,37 +118,43 @@ class Groups:
             thread.join(timeout=_JOIN_S)
         self._threads = [thread for thread in self._threads if thread.is_alive()]
 
-    def _shares(
-        self, transport: str, collective: str, servers: Sequence[int], shares: Sequence[float]
-    ) -> list[float] | None:
-        """The owner share of each rank in an all-reduce; None: the transport's own all-reduce."""
-        if collective == "ring":
-            return None
+    def _check(self, transport: str, collective: str, servers: Sequence[int]) -> None:
+        """Refuse what these ranks cannot carry out."""
         if not COLLECTIVES[collective].is_runnable:
             raise SpecError(
-                f"collective {collective!r} is predicted by `autotune simulate` but no job runs it: use ring, shards or server"
+                f"collective {collective!r} is predicted by `autotune simulate` but no job runs it: "
+                f"use {', '.join(COLLECTIVES.names(lambda one: one.is_runnable))}"
             )
-        if not TRANSPORTS[transport].carries_shards:
+        if COLLECTIVES[collective].needs_messages and not TRANSPORTS[transport].carries_shards:
             raise SpecError(
                 f"collective {collective!r} is made of messages from rank to rank, which transport {transport!r} does not "
                 "carry here: use transport gloo, or collective ring"
             )
-        if collective == "shards":
-            return list(shares) or owned_shares(self._cluster)
         size = self._control.size
-        if not servers or not all(0 <= rank < size for rank in servers) or len(set(servers)) < len(servers):
+        if collective == "server" and (
+            not servers or not all(0 <= rank < size for rank in servers) or len(set(servers)) < len(servers)
+        ):
             raise SpecError(f"servers are {list(servers)}: name one or more of the ranks 0 to {size - 1}, each once")
-        return server_shares(size, servers)
 
-    def _wrap(self, layers: list[dist.ProcessGroup], shares: list[float] | None, *, traced: bool) -> None:
+    def _wrap(
+        self,
+        layers: list[dist.ProcessGroup],
+        collective: str,
+        servers: Sequence[int],
+        shares: Sequence[float],
+        *,
+        traced: bool,
+    ) -> None:
         """Wrap the real group, from the inside out."""
         if self._clocks is not None:
             layers.append(PacedGroup(layers[-1], self._cluster, self._clocks, epoch=self._epoch))
-        if shares is not None:
-            layers.append(ShardGroup(layers[-1], shares))
-        # Emulated links always record their collectives, but of owner shards they carry only the messages.
+        wrap = COLLECTIVES[collective].wrapped_by
+        if wrap:
+            request = WrapGroup(inner=layers[-1], cluster=self._cluster, servers=servers, shares=shares)
+            layers.append(load(wrap)(request))
+        # Emulated links always record their collectives, but of those that we make of messages they carry only these.
         paced = self._clocks is not None
-        if (traced and not paced) or (paced and shares is not None):
+        if (traced and not paced) or (paced and wrap):
             recorder = TracedGroup(layers[-1])
             recorder.recording = paced
             layers.append(recorder)
@@ -152,25 +162,29 @@ class Groups:
     def _close(self, layer: dist.ProcessGroup, *, failed: bool) -> None:
         if isinstance(layer, MpiGroup):
             self._threads.append(layer.close(failed=failed))
-        elif isinstance(layer, PacedGroup | ShardGroup):
+        elif isinstance(layer, AcceleratorGroup):
+            self._threads += layer.close(failed=failed)
+        elif isinstance(layer, PacedGroup | ShardGroup | HierarchicalGroup):
             self._threads.append(layer.close())
         elif isinstance(layer, StagedGroup):
             self._threads += layer.close()
-        elif isinstance(layer, AcceleratorGroup):
-            self._threads += layer.close(failed=failed)
-        elif isinstance(layer, TracedGroup):
+        elif isinstance(layer, TracedGroup | ReorderedGroup):
             layer.close()
 
-    def _real_group(self, transport: str, timeout_s: float) -> dist.ProcessGroup:
+    def _real_groups(self, transport: str, timeout_s: float) -> list[dist.ProcessGroup]:
+        """The transport's group, in the order of the ring if that is not the order of the ranks."""
+        ring = flat_ring(self._cluster.topology)
+        order = ring if TRANSPORTS[transport].heeds_order and ring != tuple(sorted(ring)) else ()
         request = OpenGroup(
             control=self._control,
             store=PrefixStore(f"group{self._epoch}", self._store),
             timeout_s=timeout_s,
             gloo_device=self._gloo_device(),
             device=self._device,
+            order=order,
         )
         group: dist.ProcessGroup = load(TRANSPORTS[transport].opened_by)(request)
-        return group
+        return [group, ReorderedGroup(group, order)] if order else [group]
 
     def _gloo_device(self) -> Any:
         if self._one_machine:

@@ -1,9 +1,10 @@
-"""Emulated links: one virtual clock per host uplink and one per downlink, shared by all transfers over the link.
+"""Emulated links: one virtual clock per edge of the cluster's tree, shared by all transfers over the edge.
 
-A clock holds the time at which its link is free. A transfer starts when its sender is ready and occupies the link for
-bytes / bandwidth, so two concurrent transfers take as long as their bytes together. The clocks are in a small shared file
-because ranks of one emulated host are separate processes. All ranks must therefore run on one machine, with one monotonic
-clock.
+Edges are those of `autotune.workloads.topology`: one direction of a device's link, a NIC, a rack's uplink or a pair's cable, or
+the total of a fabric. A clock holds the time at which its edge is free. A transfer starts when its sender is ready and occupies
+every edge of its path for bytes / bandwidth, so concurrent transfers that share an edge take as long as their bytes
+together. The clocks are in a small shared file because ranks of one emulated host are separate processes. All ranks must
+therefore run on one machine, with one monotonic clock.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from autotune.simulate.collectives import Load
+from autotune.simulate.edge_loads import EdgeLoads
 from autotune.workloads.cluster import Cluster
 
 _SLOTS = 4096
@@ -27,16 +28,15 @@ _DOUBLE = struct.Struct("d")
 
 
 class LinkClocks:
-    """The clocks of all links of a cluster, in a file that every rank maps.
+    """The clocks of all edges of a cluster, in a file that every rank maps.
 
     Any thread of any rank may call `reserve` and `finish_collective`: a thread lock and a file lock guard the clocks. `post`
     writes a slot of its own and takes no lock. `set_links` and `close` are called with nothing in flight.
     """
 
     def __init__(self, cluster: Cluster, path: str) -> None:
-        self._hosts_now = cluster.hosts
+        self._edges = cluster.topology.edges
         self._ranks = len(cluster.devices)
-        self._hosts = len(cluster.hosts)
         self._fd = os.open(path, os.O_RDWR)
         self._map = mmap.mmap(self._fd, file_bytes(cluster))
         self._one_thread = threading.Lock()
@@ -50,15 +50,16 @@ class LinkClocks:
         return path
 
     def set_links(self, cluster: Cluster) -> None:
-        """Set the link speeds of the following transfers: the same hosts, as a scenario has changed them."""
-        self._hosts_now = cluster.hosts
+        """Set the link speeds of the following transfers: the same tree, as a scenario has changed it."""
+        assert len(cluster.topology.edges) == len(self._edges)
+        self._edges = cluster.topology.edges
 
     def close(self) -> None:
         self._map.close()
         os.close(self._fd)
 
-    def reserve(self, loads: Sequence[Load], start_s: float) -> float:
-        """Put `loads` on their links from `start_s` on; the time at which the last byte has arrived."""
+    def reserve(self, loads: EdgeLoads, start_s: float) -> float:
+        """Put `loads` on their edges from `start_s` on; the time at which the last byte has arrived."""
         with self._locked():
             return self._reserve(loads, start_s)
 
@@ -66,9 +67,7 @@ class LinkClocks:
         """Record that this rank has joined collective number `sequence`."""
         self._write(self._slot(sequence) + 2 + rank, time.monotonic())
 
-    def finish_collective(
-        self, sequence: int, key: int, loads: Sequence[Load], latency_s: float
-    ) -> tuple[float, float]:
+    def finish_collective(self, sequence: int, key: int, loads: EdgeLoads, latency_s: float) -> tuple[float, float]:
         """Start and end of a collective that every rank has joined, the same on every rank: the first call reserves.
 
         The real collective has completed when this is called, so every rank's post is in the file. `key` is unique to
@@ -82,20 +81,13 @@ class LinkClocks:
                 self._write(slot, key)
             return start_s, self._read(slot + 1)
 
-    def _reserve(self, loads: Sequence[Load], start_s: float) -> float:
+    def _reserve(self, loads: EdgeLoads, start_s: float) -> float:
         end_s = start_s
-        for load in loads:
-            link = self._hosts_now[load.host].link
-            if link is None:
-                continue
-            for clock, num_bytes, speed in (
-                (2 * load.host, load.up_bytes, link.up_bytes_per_s),
-                (2 * load.host + 1, load.down_bytes, link.down_bytes_per_s),
-            ):
-                if num_bytes > 0:
-                    free_s = max(start_s, self._read(clock)) + num_bytes / speed
-                    self._write(clock, free_s)
-                    end_s = max(end_s, free_s)
+        for number, num_bytes in loads.items():
+            if num_bytes > 0:
+                free_s = max(start_s, self._read(number)) + num_bytes / self._edges[number].bytes_per_s
+                self._write(number, free_s)
+                end_s = max(end_s, free_s)
         return end_s
 
     @contextmanager
@@ -109,7 +101,7 @@ class LinkClocks:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def _slot(self, sequence: int) -> int:
-        return 2 * self._hosts + (sequence % _SLOTS) * (2 + self._ranks)
+        return len(self._edges) + (sequence % _SLOTS) * (2 + self._ranks)
 
     def _read(self, index: int) -> float:
         return float(_DOUBLE.unpack_from(self._map, index * _DOUBLE.size)[0])
@@ -119,5 +111,5 @@ class LinkClocks:
 
 
 def file_bytes(cluster: Cluster) -> int:
-    """Size of a clock file: two clocks a host, then per slot a key, an end time, and a post time per rank."""
-    return _DOUBLE.size * (2 * len(cluster.hosts) + _SLOTS * (2 + len(cluster.devices)))
+    """Size of a clock file: a clock per edge, then per slot a key, an end time, and a post time per rank."""
+    return _DOUBLE.size * (len(cluster.topology.edges) + _SLOTS * (2 + len(cluster.devices)))

@@ -30,6 +30,13 @@ class OpenGroup:
     """The network interface that gloo uses."""
     device: DeviceHandle = CPU
     """The device of this rank's tensors."""
+    order: tuple[int, ...] = ()
+    """The ranks in the order of a ring over them, where the transport heeds one; empty: as they are numbered."""
+
+    @property
+    def place(self) -> int:
+        """The number of this rank in the group that is opened."""
+        return self.order.index(self.control.rank) if self.order else self.control.rank
 
     @property
     def timeout(self) -> timedelta:
@@ -40,12 +47,13 @@ def open_gloo(request: OpenGroup) -> dist.ProcessGroup:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = request.timeout
     options._devices = [request.gloo_device]
-    backend = dist.ProcessGroupGloo(request.store, request.control.rank, request.control.size, options)
+    backend = dist.ProcessGroupGloo(request.store, request.place, request.control.size, options)
     return _with_backend(request, backend, dist.ProcessGroup.BackendType.GLOO, torch.device("cpu"))
 
 
 def open_mpi(request: OpenGroup) -> dist.ProcessGroup:
-    return MpiGroup(request.control.comm.Dup(), timeout_s=request.timeout_s)
+    comm = request.control.comm.Split(0, request.place) if request.order else request.control.comm.Dup()
+    return MpiGroup(comm, timeout_s=request.timeout_s)
 
 
 def open_nccl(request: OpenGroup) -> dist.ProcessGroup:
@@ -66,7 +74,7 @@ def beside_messages(request: OpenGroup, collectives: dist.ProcessGroup) -> dist.
 
 
 def _with_backend(request: OpenGroup, backend: Any, kind: Any, device: torch.device) -> dist.ProcessGroup:
-    group = dist.ProcessGroup(request.store, request.control.rank, request.control.size)
+    group = dist.ProcessGroup(request.store, request.place, request.control.size)
     group._set_default_backend(kind)
     group._register_backend(device, kind, backend)
     return group

@@ -22,8 +22,10 @@ from autotune.runtime.transport.link_clock import LinkClocks
 from autotune.runtime.transport.traced_group import Delivery
 from autotune.runtime.transport.work import FutureWork
 from autotune.runtime.transport.wrapped_group import WrappedGroup
-from autotune.simulate.collectives import all_reduce_latency_s, hop_latency_s, hop_loads, ring_loads
+from autotune.simulate.collectives import all_reduce_latency_s
+from autotune.simulate.edge_loads import hop_bytes, ring_bytes
 from autotune.workloads.cluster import Cluster
+from autotune.workloads.topology import flat_ring
 
 _ARRIVAL_TAG = 1 << 20
 """Added to a message's tag for the message that carries its arrival time, on the monotonic clock of the machine."""
@@ -55,8 +57,8 @@ class PacedGroup(WrappedGroup):
     def __init__(self, inner: dist.ProcessGroup, cluster: Cluster, clocks: LinkClocks, *, epoch: int) -> None:
         super().__init__(inner)
         self._deliveries: list[Delivery] = []
-        self._cluster = cluster
-        self._host_of_rank = cluster.host_of_rank
+        self._topology = cluster.topology
+        self._ring_order = flat_ring(cluster.topology)
         self._latency_s = all_reduce_latency_s("ring", cluster)
         self._clocks = clocks
         self._epoch = epoch
@@ -80,9 +82,9 @@ class PacedGroup(WrappedGroup):
         """Occupies the links from now on; the work completes for the sender when its last byte has left them."""
         assert self._inner is not None
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        loads = hop_loads(self._host_of_rank, self.rank(), dstRank, num_bytes)
+        loads = hop_bytes(self._topology, self.rank(), dstRank, num_bytes)
         sent_s = torch.tensor(self._clocks.reserve(loads, time.monotonic()), dtype=torch.float64)
-        arrival_s = sent_s + hop_latency_s(self._cluster, self.rank(), dstRank)
+        arrival_s = sent_s + self._topology.latency_s(self.rank(), dstRank)
         notice = self._inner.send([arrival_s], dstRank, tag + _ARRIVAL_TAG)
         return MessageWork([notice, self._inner.send(tensors, dstRank, tag)], sent_s)
 
@@ -120,7 +122,7 @@ class PacedGroup(WrappedGroup):
 
     def _pass_time(self, sequence: int, posted_s: float, num_bytes: int) -> None:
         key = (self._epoch << 24) + sequence + 1
-        loads = ring_loads(self._host_of_rank, num_bytes)
+        loads = ring_bytes(self._topology, self._ring_order, num_bytes)
         _, end_s = self._clocks.finish_collective(sequence, key, loads, self._latency_s)
         ahead_s = end_s - time.monotonic()
         time.sleep(max(ahead_s, 0.0))

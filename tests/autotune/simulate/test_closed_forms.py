@@ -12,7 +12,6 @@ from autotune.results.store.record import WorkloadInfo
 from autotune.simulate.collectives import (
     all_reduce_latency_s,
     all_reduce_loads,
-    hop_loads,
     owned_shares,
     plan_shares,
     server_shares,
@@ -122,8 +121,8 @@ def slowest_s(host_of_rank, shares, speeds):
     ranks, sent = range(len(shares)), [0.0] * len(speeds)
     for rank, owner in itertools.permutations(ranks, 2):
         for source, target in ((rank, owner), (owner, rank)):
-            for load in hop_loads(host_of_rank, source, target, 1.0):
-                sent[load.host] += load.up_bytes * shares[owner]
+            if host_of_rank[source] != host_of_rank[target]:
+                sent[host_of_rank[source]] += shares[owner]
     return max(bytes_ / speed for bytes_, speed in zip(sent, speeds, strict=True))
 
 

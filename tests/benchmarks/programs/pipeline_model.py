@@ -25,7 +25,6 @@ from autotune.runtime.placed.vocabulary import Vocabulary
 from autotune.schedule.classic import classic_orders, find_chain
 from autotune.schedule.search import search
 from autotune.schedule.timing import Order, order_by, timetable
-from autotune.simulate.collectives import hop_latency_s
 from autotune.workloads.blocks import Block, BlockGraph, Timetable
 from autotune.workloads.capture import LOSS, MODEL, capture
 from autotune.workloads.cluster import Cluster
@@ -125,7 +124,7 @@ def links(setting: Setting) -> tuple[tuple[float, ...], ...]:
         up, down = ends
         assert up is not None
         assert down is not None
-        return hop_latency_s(cluster, a, b) + num_bytes / min(up.up_bytes_per_s, down.down_bytes_per_s)
+        return cluster.topology.latency_s(a, b) + num_bytes / min(up.up_bytes_per_s, down.down_bytes_per_s)
 
     return tuple(tuple(seconds(a, b) for b in range(num)) for a in range(num))
 

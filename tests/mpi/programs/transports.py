@@ -16,8 +16,21 @@ from autotune.simulate.collectives import server_shares, shard_loads
 from autotune.workloads.cluster import load_cluster
 from autotune.workloads.errors import SpecError
 
-CASES = (("gloo", "ring"), ("mpi", "ring"), ("gloo", "shards"), ("gloo", "server"))
-REFUSED = (("mpi", "shards", ()), ("gloo", "tree", ()), ("gloo", "server", ()), ("gloo", "server", (99,)))
+CASES = (
+    ("gloo", "ring"),
+    ("mpi", "ring"),
+    ("gloo", "shards"),
+    ("gloo", "server"),
+    ("gloo", "hierarchical"),
+    ("gloo", "hierarchical-shards"),
+)
+REFUSED = (
+    ("mpi", "shards", ()),
+    ("mpi", "hierarchical", ()),
+    ("gloo", "tree", ()),
+    ("gloo", "server", ()),
+    ("gloo", "server", (99,)),
+)
 
 torch.set_num_threads(1)
 control = start_control()
@@ -60,10 +73,9 @@ for cluster_name in ("this-machine", "mixed4"):
         report(f"{where} is refused", ok=is_refused(groups, transport, collective, servers))
     for transport, collective in CASES:
         where = f"{collective} over {transport} on {cluster_name}"
+        is_ours = collective in {"shards", "hierarchical", "hierarchical-shards"}
         chosen = {"servers": SERVERS} if collective == "server" else {}
-        with groups.open(
-            transport, collective=collective, **chosen, timeout_s=30, traced=collective == "shards"
-        ) as group:
+        with groups.open(transport, collective=collective, **chosen, timeout_s=30, traced=is_ours) as group:
             if isinstance(group, TracedGroup):
                 group.recording = True
             for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
@@ -79,7 +91,7 @@ for cluster_name in ("this-machine", "mixed4"):
                 f"{where}: many in flight", ok=all(bool((x == n * total).all()) for n, x in enumerate(many, start=1))
             )
             noted = [delivery.num_bytes for delivery in taken(group)]
-            wanted = [x.nbytes for x in many] if cluster.is_emulated or collective == "shards" else []
+            wanted = [x.nbytes for x in many] if cluster.is_emulated or is_ours else []
             report(f"{where}: recorded", ok=noted == wanted)
             options = dist.BroadcastOptions()
             options.rootRank, options.rootTensor = size - 1, 0

@@ -13,7 +13,8 @@ import pytest
 
 from autotune.runtime.transport import link_clock
 from autotune.runtime.transport.link_clock import LinkClocks, file_bytes
-from autotune.simulate.collectives import Load, all_reduce_latency_s, ring_loads
+from autotune.simulate.collectives import all_reduce_latency_s, ring_loads
+from autotune.simulate.edge_loads import EdgeLoads, ring_bytes
 from autotune.workloads.changes.scenario import ChangingCluster
 from autotune.workloads.changes.scenario_file import load_scenario
 from autotune.workloads.cluster import Cluster, load_cluster
@@ -53,58 +54,59 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return fake
 
 
-def up(num_bytes: float, host: int = 0) -> Load:
-    return Load(host=host, up_bytes=num_bytes, down_bytes=0.0)
+def up(num_bytes: float, host: int = 0) -> EdgeLoads:
+    """On a host's uplink: edges of NICs come first."""
+    return {2 * host: num_bytes}
 
 
-def down(num_bytes: float, host: int = 0) -> Load:
-    return Load(host=host, up_bytes=0.0, down_bytes=num_bytes)
+def down(num_bytes: float, host: int = 0) -> EdgeLoads:
+    return {2 * host + 1: num_bytes}
 
 
 # --- one link ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_transfer_takes_bytes_over_bandwidth_from_when_its_sender_is_ready(open_clocks: Open) -> None:
-    assert open_clocks().reserve([up(GBIT)], 10.0) == pytest.approx(11.0)
+    assert open_clocks().reserve(up(GBIT), 10.0) == pytest.approx(11.0)
 
 
 def test_two_concurrent_transfers_on_one_link_take_as_long_as_their_bytes_together(open_clocks: Open) -> None:
     clocks = open_clocks()
-    assert clocks.reserve([up(GBIT)], 0.0) == pytest.approx(1.0)
-    assert clocks.reserve([up(2 * GBIT)], 0.0) == pytest.approx(3.0)
+    assert clocks.reserve(up(GBIT), 0.0) == pytest.approx(1.0)
+    assert clocks.reserve(up(2 * GBIT), 0.0) == pytest.approx(3.0)
 
 
 def test_a_transfer_that_begins_while_another_is_in_flight_waits_for_the_rest_of_it(open_clocks: Open) -> None:
     clocks = open_clocks()
-    clocks.reserve([up(GBIT)], 0.0)
-    assert clocks.reserve([up(GBIT)], 0.75) == pytest.approx(2.0)
+    clocks.reserve(up(GBIT), 0.0)
+    assert clocks.reserve(up(GBIT), 0.75) == pytest.approx(2.0)
 
 
 def test_a_link_that_was_idle_gives_nothing_back(open_clocks: Open) -> None:
     clocks = open_clocks()
-    clocks.reserve([up(GBIT)], 0.0)
-    assert clocks.reserve([up(GBIT)], 5.0) == pytest.approx(6.0)
+    clocks.reserve(up(GBIT), 0.0)
+    assert clocks.reserve(up(GBIT), 5.0) == pytest.approx(6.0)
 
 
 def test_the_two_directions_of_a_host_do_not_slow_each_other(open_clocks: Open) -> None:
     clocks = open_clocks()
-    assert clocks.reserve([up(GBIT)], 0.0) == pytest.approx(1.0)
-    assert clocks.reserve([down(GBIT)], 0.0) == pytest.approx(1.0)
+    assert clocks.reserve(up(GBIT), 0.0) == pytest.approx(1.0)
+    assert clocks.reserve(down(GBIT), 0.0) == pytest.approx(1.0)
 
 
 def test_links_of_different_hosts_do_not_slow_each_other(open_clocks: Open) -> None:
     clocks = open_clocks()
     for host in range(4):
-        assert clocks.reserve([up(GBIT, host)], 0.0) == pytest.approx(1.0)
+        assert clocks.reserve(up(GBIT, host), 0.0) == pytest.approx(1.0)
 
 
 def test_a_transfer_over_several_links_ends_when_the_last_byte_has_arrived(open_clocks: Open) -> None:
-    assert open_clocks().reserve([up(GBIT, 0), down(3 * GBIT, 1)], 0.0) == pytest.approx(3.0)
+    assert open_clocks().reserve(up(GBIT, 0) | down(3 * GBIT, 1), 0.0) == pytest.approx(3.0)
 
 
 def test_a_slow_host_dominates(open_clocks: Open) -> None:
     """Every link of the ring carries the same bytes; the one at a fifth of the bandwidth takes five times as long."""
-    loads = ring_loads(SLOW_LINK4.host_of_rank, 10_000_000)
+    loads = ring_bytes(SLOW_LINK4.topology, range(4), 10_000_000)
     assert open_clocks(SLOW_LINK4).reserve(loads, 0.0) == pytest.approx(15_000_000 / (GBIT / 5))
 
 
@@ -112,26 +114,25 @@ def test_a_link_that_is_not_emulated_takes_no_time(open_clocks: Open) -> None:
     bare = dataclasses.replace(
         MIXED4, name="bare", hosts=tuple(dataclasses.replace(h, link=None) for h in MIXED4.hosts)
     )
-    assert open_clocks(bare).reserve([up(1e12)], 4.0) == 4.0
+    assert open_clocks(bare).reserve(ring_bytes(bare.topology, range(4), 1e12), 4.0) == 4.0
 
 
 def test_ranks_that_map_one_file_share_its_clocks(open_clocks: Open) -> None:
     first, second = open_clocks(), open_clocks()
-    first.reserve([up(GBIT)], 0.0)
-    assert second.reserve([up(GBIT)], 0.0) == pytest.approx(2.0)
+    first.reserve(up(GBIT), 0.0)
+    assert second.reserve(up(GBIT), 0.0) == pytest.approx(2.0)
 
 
 RESERVE_IN_A_PROCESS = """
 import sys
 from autotune.runtime.transport.link_clock import LinkClocks
-from autotune.simulate.collectives import Load
 from autotune.workloads.cluster import load_cluster
 clocks = LinkClocks(load_cluster("mixed4"), sys.argv[1])
 sys.stdout.write("ready\\n")
 sys.stdout.flush()
 sys.stdin.readline()
 for _ in range(int(sys.argv[2])):
-    clocks.reserve([Load(host=0, up_bytes=125.0, down_bytes=0.0)], 0.0)
+    clocks.reserve({0: 125.0}, 0.0)
 """
 
 
@@ -150,7 +151,7 @@ def test_transfers_of_two_processes_at_once_take_as_long_as_their_bytes_together
             rank.stdin.flush()
         assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]
         clocks = LinkClocks(MIXED4, path)
-        end_s = clocks.reserve([up(0.125)], 0.0)
+        end_s = clocks.reserve(up(0.125), 0.0)
         clocks.close()
     finally:
         for rank in ranks:
@@ -231,15 +232,15 @@ def join_all(clocks: LinkClocks, clock: SimpleNamespace, sequence: int, times: t
 def test_a_collective_begins_when_its_last_rank_has_joined(open_clocks: Open, clock: SimpleNamespace) -> None:
     clocks = open_clocks()
     join_all(clocks, clock, 0, (1.0, 4.0, 2.0, 3.0))
-    assert clocks.finish_collective(0, 1, [up(GBIT)], 0.5) == pytest.approx((4.0, 5.5))
+    assert clocks.finish_collective(0, 1, up(GBIT), 0.5) == pytest.approx((4.0, 5.5))
 
 
 def test_the_first_call_reserves_and_the_others_return_the_same(open_clocks: Open, clock: SimpleNamespace) -> None:
     ranks = [open_clocks() for _ in range(4)]
     join_all(ranks[0], clock, 0, (1.0, 1.0, 1.0, 1.0))
-    ends = [rank.finish_collective(0, 1, [up(GBIT)], 0.0) for rank in ranks]
+    ends = [rank.finish_collective(0, 1, up(GBIT), 0.0) for rank in ranks]
     assert ends == [pytest.approx((1.0, 2.0))] * 4
-    assert ranks[0].reserve([up(GBIT)], 0.0) == pytest.approx(3.0)
+    assert ranks[0].reserve(up(GBIT), 0.0) == pytest.approx(3.0)
 
 
 def test_collectives_that_follow_one_another_queue_on_the_links(open_clocks: Open, clock: SimpleNamespace) -> None:
@@ -247,7 +248,7 @@ def test_collectives_that_follow_one_another_queue_on_the_links(open_clocks: Ope
     clocks = open_clocks()
     for sequence in range(3):
         join_all(clocks, clock, sequence, (0.0, 0.0, 0.0, 0.0))
-    ends = [clocks.finish_collective(sequence, sequence + 1, [up(GBIT)], 0.0)[1] for sequence in range(3)]
+    ends = [clocks.finish_collective(sequence, sequence + 1, up(GBIT), 0.0)[1] for sequence in range(3)]
     assert ends == pytest.approx([1.0, 2.0, 3.0])
 
 
@@ -255,7 +256,7 @@ def test_latency_delays_a_collective_without_keeping_its_link_busy(open_clocks: 
     clocks = open_clocks()
     for sequence in range(2):
         join_all(clocks, clock, sequence, (0.0, 0.0, 0.0, 0.0))
-    ends = [clocks.finish_collective(sequence, sequence + 1, [up(GBIT)], 10.0)[1] for sequence in range(2)]
+    ends = [clocks.finish_collective(sequence, sequence + 1, up(GBIT), 10.0)[1] for sequence in range(2)]
     assert ends == pytest.approx([11.0, 12.0])
 
 
@@ -265,16 +266,16 @@ def test_a_new_group_counts_from_zero_again_and_is_not_taken_for_the_old(
     """The key contains the epoch: the same sequence number with another key is another collective."""
     clocks = open_clocks()
     join_all(clocks, clock, 0, (0.0, 0.0, 0.0, 0.0))
-    clocks.finish_collective(0, (1 << 24) + 1, [up(GBIT)], 0.0)
+    clocks.finish_collective(0, (1 << 24) + 1, up(GBIT), 0.0)
     join_all(clocks, clock, 0, (9.0, 9.0, 9.0, 9.0))
-    assert clocks.finish_collective(0, (2 << 24) + 1, [up(GBIT)], 0.0) == pytest.approx((9.0, 10.0))
+    assert clocks.finish_collective(0, (2 << 24) + 1, up(GBIT), 0.0) == pytest.approx((9.0, 10.0))
 
 
 def test_a_slot_is_used_again_after_all_others(open_clocks: Open, clock: SimpleNamespace) -> None:
     clocks = open_clocks()
     for sequence in (0, link_clock._SLOTS, 2 * link_clock._SLOTS):
         join_all(clocks, clock, sequence, (float(sequence),) * 4)
-        start_s, end_s = clocks.finish_collective(sequence, sequence + 1, [up(GBIT)], 0.0)
+        start_s, end_s = clocks.finish_collective(sequence, sequence + 1, up(GBIT), 0.0)
         assert (start_s, end_s) == pytest.approx((sequence, sequence + 1))
 
 
@@ -282,7 +283,7 @@ def test_the_last_slot_is_inside_the_file(open_clocks: Open, clock: SimpleNamesp
     clocks = open_clocks()
     last = link_clock._SLOTS - 1
     join_all(clocks, clock, last, (1.0, 1.0, 1.0, 2.0))
-    assert clocks.finish_collective(last, 1, [], 0.0) == (2.0, 2.0)
+    assert clocks.finish_collective(last, 1, {}, 0.0) == (2.0, 2.0)
 
 
 def test_slots_and_clocks_do_not_overlap(open_clocks: Open, clock: SimpleNamespace) -> None:
@@ -290,7 +291,7 @@ def test_slots_and_clocks_do_not_overlap(open_clocks: Open, clock: SimpleNamespa
     clocks = open_clocks()
     for sequence in range(3):
         join_all(clocks, clock, sequence, (100.0,) * 4)
-    assert clocks.reserve([up(GBIT, 3), down(GBIT, 3)], 0.0) == pytest.approx(1.0)
+    assert clocks.reserve(up(GBIT, 3) | down(GBIT, 3), 0.0) == pytest.approx(1.0)
 
 
 def test_a_new_file_has_room_for_every_slot_and_no_link_is_busy(open_clocks: Open) -> None:
@@ -308,7 +309,7 @@ def test_a_new_file_has_room_for_every_slot_and_no_link_is_busy(open_clocks: Ope
 def test_links_get_the_speeds_of_the_cluster_that_is_set(open_clocks: Open) -> None:
     clocks = open_clocks(MIXED4)
     clocks.set_links(ChangingCluster(MIXED4, load_scenario("link-drop")).at(40))
-    assert clocks.reserve([up(GBIT, host=1)], 0.0) == pytest.approx(5.0)
-    assert clocks.reserve([up(GBIT, host=2)], 0.0) == pytest.approx(1.0)
+    assert clocks.reserve(up(GBIT, host=1), 0.0) == pytest.approx(5.0)
+    assert clocks.reserve(up(GBIT, host=2), 0.0) == pytest.approx(1.0)
     clocks.set_links(MIXED4)
-    assert clocks.reserve([up(GBIT, host=1)], 5.0) == pytest.approx(6.0)
+    assert clocks.reserve(up(GBIT, host=1), 5.0) == pytest.approx(6.0)
