@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from autotune.results.store.store import read_json
-from autotune.workloads.cluster import Cluster, Link
+from autotune.workloads.cluster import Cluster, Host, Link
 from autotune.workloads.errors import SpecError
 
 STATE_FOLDER = Path("/run/autotune-lab")
@@ -30,6 +31,8 @@ class LabHost:
     link: Link | None
     cpus: float | None
     """Cores that its processes may use together; None: all."""
+    inside_bytes_per_s: float | None = None
+    """Of all that its ranks send one another, over loopback; None: as fast as the machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,8 +95,41 @@ def lab_of(cluster: Cluster, name: str) -> Lab:
             raise SpecError(
                 f"host {host.name!r} of cluster {cluster.name!r}: a lab host's name has only letters, digits and -"
             )
+    _check_shape(cluster)
     hosts = tuple(
-        LabHost(index=index, name=host.name, num_ranks=len(host.devices), link=host.link, cpus=host.cpus)
+        LabHost(
+            index=index,
+            name=host.name,
+            num_ranks=len(host.devices),
+            link=host.link,
+            cpus=host.cpus,
+            inside_bytes_per_s=inside_bytes_per_s(host),
+        )
         for index, host in enumerate(cluster.hosts)
     )
     return Lab(name=check_lab_name(name), cluster=cluster.name, hosts=hosts)
+
+
+def inside_bytes_per_s(host: Host) -> float | None:
+    """Of a host's loopback: its fabric in total, or all of its devices sending at once."""
+    fabric = host.fabric
+    if fabric is None or len(host.devices) == 1:
+        return None
+    of_devices = fabric.device.up_bytes_per_s * len(host.devices) if fabric.device is not None else inf
+    least = min(of_devices, fabric.total_bytes_per_s or inf)
+    return least if least < inf else None
+
+
+def _check_shape(cluster: Cluster) -> None:
+    """One switch, one NIC per host, one speed inside: what else a file states would be predicted and not be there."""
+    found = [
+        *(["racks"] if cluster.racks else []),
+        *(["pairs"] if cluster.pairs else []),
+        *(["several NICs"] if any(host.nic_of_device for host in cluster.hosts) else []),
+        *(["islands"] if any(host.fabric and host.fabric.islands for host in cluster.hosts) else []),
+    ]
+    if found:
+        raise SpecError(
+            f"cluster {cluster.name!r} states {', '.join(found)}: a lab has one switch, one NIC per host and one speed inside "
+            "each; leave them out, or use paced emulation, which has them all"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.lab.hosts import Lab, LabHost
@@ -13,13 +14,16 @@ _CGROUP_V1 = Path("/sys/fs/cgroup/cpu")
 _CGROUP_V2 = Path("/sys/fs/cgroup")
 _PERIOD_US = 20_000
 MTU = 9000
+_LOOPBACK_PACKET = 1 << 16
 
 
 def set_limits(lab: Lab, host: LabHost) -> None:
-    """Set bandwidth and cores of `host`: the uplink at the host's interface, the downlink at the switch port."""
+    """Set bandwidth and cores of `host`: the uplink at its interface, the downlink at the switch port, loopback as its fabric."""
     if host.link is not None:
         _limit(lab.namespace(host), "eth0", host.link.up_bytes_per_s)
         _limit(lab.switch, lab.port(host), host.link.down_bytes_per_s)
+    if host.inside_bytes_per_s is not None:
+        _limit(lab.namespace(host), "lo", host.inside_bytes_per_s, packet=_LOOPBACK_PACKET)
     _set_quota(cpu_group(lab, host), host.cpus)
 
 
@@ -30,7 +34,7 @@ def own_host(lab: Lab) -> LabHost | None:
 
 def as_lab_host(host: LabHost, now: Host) -> LabHost:
     """`host` with the limits of a cluster file."""
-    return LabHost(index=host.index, name=host.name, num_ranks=host.num_ranks, link=now.link, cpus=now.cpus)
+    return replace(host, link=now.link, cpus=now.cpus)
 
 
 def cpu_group(lab: Lab, host: LabHost) -> Path:
@@ -52,9 +56,9 @@ def run_tool(*command: str, text: str | None = None) -> str:
     return done.stdout
 
 
-def _limit(namespace: str, device: str, bytes_per_s: float) -> None:
+def _limit(namespace: str, device: str, bytes_per_s: float, packet: int = MTU) -> None:
     """A token bucket: bursts of two milliseconds, at least four packets."""
-    burst = max(int(bytes_per_s * 0.002), 4 * MTU)
+    burst = max(int(bytes_per_s * 0.002), 4 * packet)
     bucket = f"rate {int(bytes_per_s * 8)}bit burst {burst} latency 50ms"
     run_tool("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", *bucket.split())
 

@@ -1,8 +1,8 @@
 """All-reduces: what they put on the links, and the number of latencies that they pay.
 
 `sum_phases` answers for any topology, in bytes by edge (`autotune.simulate.edge_loads`): predictions and plans call it. The
-functions that answer with a `Load` are for hosts with one link each to one switch, inside which messages are free:
-emulated links and the retuning of a running job call them.
+functions that answer with a `Load` are for hosts with one link each to one switch, inside which messages are free: the
+retuning of a running job calls them.
 
 - **ring**: 2(N-1)/N of the bytes over every edge r → r+1, in 2(N-1) rounds, in an order that enters every rack, host and
   island once. Best where all links are equal.

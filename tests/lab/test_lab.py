@@ -121,6 +121,47 @@ def test_bandwidth_and_quota_are_as_configured(cluster: Path) -> None:
     assert flushes(lambda: share_of_a_core(lab, alpha), 0.5, 0.1) == pytest.approx(0.5, rel=0.1)
 
 
+SEVERAL = """
+[device.cpu]
+[fabric.board]
+bandwidth = "200 Mbit/s"
+[[host]]
+name = "alpha"
+devices = ["2 x cpu"]
+uplink = "80 Mbit/s"
+downlink = "80 Mbit/s"
+fabric = "board"
+[[host]]
+name = "beta"
+devices = ["cpu"]
+uplink = "80 Mbit/s"
+downlink = "80 Mbit/s"
+"""
+WHERE = "import socket; from mpi4py import MPI; print(MPI.COMM_WORLD.rank, socket.gethostname(), flush=True)"
+
+
+@pytest.mark.mpi
+def test_hosts_of_several_ranks_have_a_fabric(cluster: Path) -> None:
+    """Loopback carries what two devices may send at once; the NIC is shared."""
+    cluster.write_text(SEVERAL)
+    lab = lab_of(load_cluster(str(cluster)), "ta")
+    manage.up(lab)
+    alpha, beta = lab.hosts
+    assert flushes(lambda: bandwidth(lab, alpha, alpha, 50_000_000), 50e6, 0.05) == pytest.approx(50e6, rel=0.05)
+    assert flushes(lambda: bandwidth(lab, alpha, beta, 8_000_000), 10e6, 0.05) == pytest.approx(10e6, rel=0.05)
+    done = autotune("lab", "run", "--name", "ta", "--", sys.executable, "-c", WHERE)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n"))[-3:] == ["0 alpha", "1 alpha", "2 beta"]
+
+
+def test_what_a_lab_has_not_is_refused(cluster: Path) -> None:
+    pair = '[[pair]]\nbetween = ["alpha", "beta"]\nbandwidth = "1 Mbit/s"\n'
+    for text, what in ((SEVERAL + pair, "pairs"), (SEVERAL.replace('"2 x cpu"]', '"2 x cpu"]\nnics = 2'), "NICs")):
+        cluster.write_text(text)
+        with pytest.raises(SpecError, match=what):
+            lab_of(load_cluster(str(cluster)), "ta")
+
+
 def test_a_scenario_changes_real_limits_and_the_next_job_starts_from_the_stated_ones(cluster: Path) -> None:
     cluster = dataclasses.replace(load_cluster(str(cluster)), in_lab=True)
     lab = lab_of(cluster, "ta")
