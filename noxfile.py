@@ -250,6 +250,20 @@ def uneven_links(session: nox.Session) -> None:
 
 
 @nox.session
+def hierarchical(session: nox.Session) -> None:
+    """All-reduces over two hosts of two and four ranks, by every collective, paced and in the lab (root, six minutes)."""
+    install(session)
+    for stem, ranks in (("two-hosts-of-two-alike", 4), ("two-hosts-of-four", 8)):
+        cluster = str(Path(f"tests/benchmarks/clusters/{stem}.toml").absolute())
+        kept = [str(Path(kept_file("hierarchical", f"{stem}-{kind}.json")).absolute()) for kind in ("paced", "lab")]
+        run_ranks(session, f"-n {ranks} --oversubscribe", "hosts_of_several", cluster, kept[0])
+        with lab(session, "hosts", cluster) as in_lab:
+            program = "tests/benchmarks/programs/hosts_of_several.py"
+            run(session, "autotune", *in_lab, PYTHON, program, cluster, kept[1])
+    run_module(session, "hierarchical_table")
+
+
+@nox.session
 def pipelines(session: nox.Session) -> None:
     """Searched schedules, 1F1B and GPipe of a pipeline with its vocabulary on all devices, paced (three minutes)."""
     install(session)
