@@ -33,6 +33,7 @@ TEST_TOOLS = ("pytest", "pytest-benchmark", "pytest-timeout", "pytest-xdist", "h
 
 PROGRAMS = {
     "prediction": "Predictions against measurements (root, 25 min); `-- lab|paced|what_if`: one; `-- again`: the kept.",
+    "prediction_hosts": "The same on hosts with two and four ranks (root, 20 min); `-- paced|lab`; `-- again`: the kept.",
     "tuning_cost": "Steps that search methods need, on recorded grids (root, 25 min); `-- again`: of the kept grids.",
     "schedule_gain": "Schedules and sufficient factors on slower links (root, 15 min); `-- again`: of the kept runs.",
     "convergence": "Is training the same while the split changes? Five seeds (10 min); `-- again`: kept runs.",

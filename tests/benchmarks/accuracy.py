@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from autotune.results.judge.stats import bootstrap_interval, spearman, unpaired_speedup
-from autotune.workloads.plan import CODECS, Plan
+from autotune.workloads.plan import CODECS, COLLECTIVES, Plan
 
 CONFIDENCE = 0.95
 KNOBS: dict[str, Callable[[Plan], bool]] = {
@@ -23,6 +23,7 @@ KNOBS: dict[str, Callable[[Plan], bool]] = {
     "scheduled, no cross-step overlap": lambda plan: plan.comm.reducer == "scheduled" and not plan.comm.crosses_steps,
     "cross-step overlap": lambda plan: plan.comm.reducer == "scheduled" and plan.comm.crosses_steps,
     "shards": lambda plan: plan.comm.collective == "shards",
+    "hierarchical": lambda plan: COLLECTIVES[plan.comm.collective].sums_in_hosts,
     "factors": lambda plan: bool(plan.compression.factors),
 } | {f"codec {codec}": lambda plan, codec=codec: plan.compression.codec == codec for codec in CODECS}
 """A plan counts under every knob that it turns."""

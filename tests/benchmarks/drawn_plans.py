@@ -2,8 +2,8 @@
 
 Splits of half to twice what each device's speed calls for. Every second plan is scheduled: any partition, a credit of 1 to
 16 of them, by layer or fifo, with or without cross-step overlap, every codec, some with sufficient factors. The others
-are DDP and our buckets of every size. Sums by ring, or by shards where we do them ourselves. Conflicts
-between knobs are resolved, so that every plan is valid.
+are DDP and our buckets of every size. Sums by ring, or where we do them ourselves by shards, or within hosts first where
+hosts have several ranks. Conflicts between knobs are resolved, so that every plan is valid.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from autotune.space.comm_knobs import MIN_BUCKET_LOG2
 from autotune.space.space import Space
 from autotune.workloads.plan import (
     CODECS,
+    COLLECTIVES,
     BatchPlan,
     CommPlan,
     CompressionPlan,
@@ -26,7 +27,7 @@ from autotune.workloads.split import proportional
 
 MOST_CREDIT = 16
 """In partitions."""
-COLLECTIVES = ("ring", "ring", "shards")
+FLAT = ("ring", "ring", "shards")
 SCHEDULED_CODECS = ("none", "none", "none", *list(CODECS)[1:])
 SENDS_FACTORS = 1 / 3
 
@@ -47,7 +48,7 @@ def drawn_plans(space: Space, linear: Sequence[str], count: int, seed: str) -> l
 
 def _plain(draw: random.Random, space: Space, samples: tuple[int, ...]) -> Plan:
     reducer = draw.choice(("ddp", "bucketed", "bucketed"))
-    collective = draw.choice(COLLECTIVES) if reducer == "bucketed" else "ring"
+    collective = _collective(draw, space) if reducer == "bucketed" else "ring"
     return Plan(
         batch=BatchPlan(samples=samples),
         comm=CommPlan(
@@ -61,7 +62,7 @@ def _plain(draw: random.Random, space: Space, samples: tuple[int, ...]) -> Plan:
 
 
 def _scheduled(draw: random.Random, space: Space, samples: tuple[int, ...], linear: Sequence[str]) -> Plan:
-    codec, collective, partition_bytes = draw.choice(SCHEDULED_CODECS), draw.choice(COLLECTIVES), _size(draw, space)
+    codec, collective, partition_bytes = draw.choice(SCHEDULED_CODECS), _collective(draw, space), _size(draw, space)
     factors = _factors(draw, space, samples, linear) if linear and draw.random() < SENDS_FACTORS else ()
     needs_messages = collective != "ring" or CODECS[codec].needs_messages or bool(factors)
     return Plan(
@@ -77,6 +78,10 @@ def _scheduled(draw: random.Random, space: Space, samples: tuple[int, ...], line
         ),
         compression=CompressionPlan(codec=codec, factors=factors),
     )
+
+
+def _collective(draw: random.Random, space: Space) -> str:
+    return draw.choice((*FLAT, *(name for name in space.collectives if COLLECTIVES[name].sums_in_hosts)))
 
 
 def _size(draw: random.Random, space: Space) -> int:
