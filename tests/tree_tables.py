@@ -134,6 +134,7 @@ COVERS: dict[str, tuple[str, ...]] = {
         "autotune/runtime/train/trainer_protocol.py",
     ),
     "autotune/runtime/transport/test_group_cache.py": ("autotune/runtime/transport/groups.py",),
+    "autotune/runtime/transport/test_hierarchical_group.py": ("autotune/runtime/transport/collective_groups.py",),
     "autotune/runtime/transport/test_shard_group.py": ("autotune/runtime/transport/traced_group.py",),
     "autotune/runtime/trial/test_device_memory.py": (
         "autotune/runtime/trial/interleaved.py",
