@@ -34,7 +34,7 @@ from tests.benchmarks.prediction import (
 )
 from tests.benchmarks.published_table import put_between
 
-CLUSTERS = ("two-hosts-of-two", "four-and-two")
+CLUSTERS = ("two-hosts-of-two", "two-beside-four")
 PLANS_PER_CELL = 7
 KINDS = ("paced", "lab")
 LABELS = {"paced": "emulated", "lab": "lab, paced devices"}
