@@ -166,8 +166,8 @@ def _join_job() -> Control:
     """This process as a rank, with its cores; called by all ranks together."""
     shorten_shared_errors()
     control = start_control()
+    control.network()  # first: from here on a rank that ends in any way is noticed by all
     set_script_threads(control, take_cores(control))
-    control.network()
     return control
 
 

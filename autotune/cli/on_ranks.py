@@ -60,8 +60,8 @@ def run_on_ranks(job: Job, launch: Launch, body: Body) -> int:
     control = start_control()
     _exit_when_interrupted(control)
     try:
+        control.network()  # first: from here on a rank that ends in any way is noticed by all
         clusters = _check_on_rank_0(job, control)
-        control.network()
         body(clusters, control)
         _leave_together(control)
     except Exception as error:  # noqa: BLE001 - no rank may be left hanging

@@ -24,6 +24,7 @@ from autotune.results.store.record import Limit, WorkloadInfo
 from autotune.runtime import device as devices
 from autotune.runtime.control.mpi import Control
 from autotune.runtime.control.rank_start import take_cores, take_devices, take_transports
+from autotune.runtime.control.time_limit import SET_UP_VARIABLE, set_up_limit_s, time_limit
 from autotune.runtime.data.batches import batches_of
 from autotune.runtime.emulate.replay import Replay
 from autotune.runtime.launch.device_choice import VisibleDevices
@@ -123,7 +124,8 @@ def agreed(control: Control, action: Callable[[], T]) -> T:
     result: T | None = None
     fault: tuple[str, int] | None = None
     try:
-        result = action()
+        with time_limit(control, set_up_limit_s(), "setting up", f"${SET_UP_VARIABLE} sets the limit in seconds"):
+            result = action()
     except AutotuneError as error:
         fault = str(error), error.exit_code
     except Exception as error:  # noqa: BLE001 - a user's factory may raise anything

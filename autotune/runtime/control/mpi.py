@@ -17,10 +17,13 @@ from typing import Any, NoReturn
 from autotune.runtime.control.messages import decode, encode
 from autotune.runtime.control.network import REPORTED, Network
 from autotune.runtime.control.open_network import open_network
+from autotune.runtime.control.time_limit import SET_UP_VARIABLE, set_up_limit_s
 from autotune.runtime.control.watcher import RankWatcher
 from autotune.workloads.errors import AutotuneError
 
 _POLL_S = 0.0005
+_LEADER_S = 2.0
+"""How much longer other ranks wait than rank 0, which knows better which rank is missing."""
 _TAG_DOWN, _TAG_UP, _TAG_CLOCK = 1, 2, 3
 _NUM_CLOCK_READINGS = 20
 _CLOCK = struct.Struct("<dd")
@@ -38,6 +41,8 @@ class Control:
     watcher: RankWatcher | None = None
     """Since the control network is open."""
     _network: Network | None = None
+    num_sent = 0
+    """Messages that this rank has sent, without those of the control network."""
 
     def __init__(self, comm: Any) -> None:
         self._comm = comm
@@ -56,7 +61,11 @@ class Control:
     def network(self) -> Network:
         """The control network of the job: opened by the first call, which all ranks make together."""
         if self._network is None:
-            self._network = open_network(self)
+            try:
+                self._network = open_network(self)
+            except Exception as error:  # noqa: BLE001 - no network can tell the others, which may wait for this rank for ever
+                sys.stderr.write(f"autotune: error: {error}\n")
+                self.abort(1)
             self.watcher = RankWatcher(self._network, self.abort)
         return self._network
 
@@ -97,7 +106,8 @@ class Control:
         """How far this rank's clock is ahead of rank 0's, and the error bound of that; called by all ranks together.
 
         Rank 0 requests the time of one rank after another, several times each. The shortest round trip bounds the error
-        by half its length (Cristian, 1989). These waits do not sleep: a sleep would add to the error.
+        by half its length (Cristian, 1989). These waits do not sleep, which would add to the error, except that for a rank's
+        turn: ranks that spin meanwhile would slow the others.
         """
         found = (0.0, 0.0)
         for rank in range(1, self.size):
@@ -106,11 +116,10 @@ class Control:
                 offset = min(readings, key=lambda reading: reading[1])
                 self._send_clock(rank, offset)
             elif self.rank == rank:
-                for _ in range(_NUM_CLOCK_READINGS):
-                    self._take_clock(0)
+                for reading in range(_NUM_CLOCK_READINGS):
+                    self._take_clock(0, sleep_s=_POLL_S if reading == 0 else 0.0)
                     self._send_clock(0, (clock(), 0.0))
                 found = self._take_clock(0)
-            self.share(None)
         return found
 
     def _read_clock(self, rank: int, clock: Callable[[], float]) -> tuple[float, float]:
@@ -121,13 +130,16 @@ class Control:
         return theirs - (begun + ended) / 2, (ended - begun) / 2
 
     def _send_clock(self, rank: int, values: tuple[float, float]) -> None:
+        self.num_sent += 1
         self.comm.Send([_CLOCK.pack(*values), _CLOCK.size], dest=rank, tag=_TAG_CLOCK)
 
-    def _take_clock(self, rank: int) -> tuple[float, float]:
-        """Spins, but not for ever."""
+    def _take_clock(self, rank: int, *, sleep_s: float = 0.0) -> tuple[float, float]:
+        """Spins unless it may sleep, but not for ever."""
         begun_s = time.monotonic()
         while not self.comm.Iprobe(source=rank, tag=_TAG_CLOCK):
             self._check_ranks(time.monotonic() - begun_s)
+            if sleep_s:
+                time.sleep(sleep_s)
         data = bytearray(_CLOCK.size)
         self.comm.Recv([data, _CLOCK.size], source=rank, tag=_TAG_CLOCK)
         first, second = _CLOCK.unpack(data)
@@ -138,15 +150,18 @@ class Control:
 
         status, begun_s = MPI.Status(), time.monotonic()
         while (message := self.comm.Improbe(source=source, tag=tag, status=status)) is None:
-            self._check_ranks(time.monotonic() - begun_s)
+            waited_s = time.monotonic() - begun_s
+            self._check_ranks(waited_s)
             if deadline is not None and time.monotonic() > deadline:
                 raise RankSilentError(f"rank {source} did not answer in time: it hangs or has died")
+            self._check_joined(source, waited_s)
             time.sleep(_POLL_S)
         data = bytearray(status.Get_count(MPI.BYTE))
         message.Recv([data, len(data)])
         return decode(bytes(data))
 
     def _finish(self, requests: list[Any]) -> None:
+        self.num_sent += len(requests)
         begun_s = time.monotonic()
         while not all(request.Test() for request in requests):
             self._check_ranks(time.monotonic() - begun_s)
@@ -156,6 +171,14 @@ class Control:
         """Every wait of the control plane calls this: it raises PeerLostError once a rank is lost."""
         if self.watcher is not None:
             self.watcher.check(waited_s)
+
+    def _check_joined(self, rank: int, waited_s: float) -> None:
+        """Before the network is open nothing watches this rank, so that waits for it have a limit."""
+        if self._network is None and waited_s > set_up_limit_s() + (0 if self.is_leader else _LEADER_S):
+            raise RankSilentError(
+                f"rank {rank} has not joined the job of {self.size} ranks within {waited_s:.0f} s: it hangs, or has ended, "
+                f"before that; ${SET_UP_VARIABLE} sets the limit in seconds"
+            )
 
     def abort(self, exit_code: int) -> NoReturn:
         """End every rank of the job at once. The results that must survive are on disk already."""

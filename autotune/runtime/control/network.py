@@ -143,6 +143,11 @@ class Network:
         for edge in self._children:
             edge.flush()
 
+    @property
+    def num_sent(self) -> int:
+        """Messages on the connections of this rank; one may hold several frames."""
+        return sum(edge.num_sent for edge in list(self._edges.values()))
+
     # -- ranks that end ----------------------------------------------------------------------------------------------------
 
     @property

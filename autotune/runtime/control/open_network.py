@@ -5,6 +5,7 @@ Two exchanges through the control plane, then one connection per rank, from chil
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from contextlib import suppress
@@ -16,6 +17,7 @@ from autotune.runtime.control.listener import Listener
 from autotune.runtime.control.network import Network
 from autotune.runtime.control.tree import TreePlace, place_of
 
+_LOG = logging.getLogger("autotune")
 _OPEN_S = 60.0
 _RETRY_S = 0.05
 
@@ -56,6 +58,13 @@ def open_network(control: Bootstrap, *, timeout_s: float = _OPEN_S) -> Network:
     if listener is not None:
         connections |= listener.accept(place.children, rank=control.rank, secret=secret, deadline=deadline)
         num_rejected = listener.num_rejected
+    if num_rejected:
+        _LOG.warning(
+            "autotune: rank %d has dropped %d connections that do not know the secret of this job: something else connects to its "
+            "ports",
+            control.rank,
+            num_rejected,
+        )
     return Network(control.rank, control.size, connections, num_rejected=num_rejected)
 
 

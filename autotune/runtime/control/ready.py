@@ -159,6 +159,8 @@ class ReadyRounds:
 
 def pack_schedule(scheduled: Sequence[ScheduledPartition]) -> bytes:
     """Partitions in the order in which they are posted."""
+    if len(scheduled) == 1 and scheduled[0].partition > 0:  # most messages, once the credit is used up
+        return _pack_run(scheduled[0], 1)
     parts: list[bytes] = []
     index = 0
     while index < len(scheduled):
@@ -168,11 +170,7 @@ def pack_schedule(scheduled: Sequence[ScheduledPartition]) -> bytes:
             end += 1
         if first.partition == 0:
             parts.append(_pack_round(first))
-        count = end - index
-        if first.buffer < _MOST_BUFFERS and first.round < _MOST_ROUNDS and first.num_partitions < _MOST_PARTITIONS:
-            parts.append(_SHORT_RUN.pack(_IS_SHORT_RUN, first.buffer, first.round, first.partition, count))
-        else:
-            parts.append(_RUN.pack(_IS_RUN, first.buffer, first.round, first.partition, count))
+        parts.append(_pack_run(first, end - index))
         index = end
     return b"".join(parts)
 
@@ -211,6 +209,12 @@ def _pack_round(one: ScheduledPartition) -> bytes:
     counts = len(one.sizes), len(one.unused)
     head = _ROUND.pack(_IS_ROUND, one.buffer, one.round, one.num_partitions, one.round_bytes, *counts)
     return head + _numbers(one.sizes) + _numbers(one.unused)
+
+
+def _pack_run(first: ScheduledPartition, count: int) -> bytes:
+    if first.buffer < _MOST_BUFFERS and first.round < _MOST_ROUNDS and first.num_partitions < _MOST_PARTITIONS:
+        return _SHORT_RUN.pack(_IS_SHORT_RUN, first.buffer, first.round, first.partition, count)
+    return _RUN.pack(_IS_RUN, first.buffer, first.round, first.partition, count)
 
 
 def _follows(one: ScheduledPartition, after: ScheduledPartition) -> bool:

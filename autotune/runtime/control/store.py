@@ -160,6 +160,7 @@ class StoreControl(Control):
             sleep_s, begun_s = _FIRST_SLEEP_S, time.monotonic()
             while not self._store.check([key]):
                 self._check_ranks(time.monotonic() - begun_s)
+                self._check_joined(rank, time.monotonic() - begun_s)
                 if deadline is not None and time.monotonic() > deadline:
                     raise RankSilentError(f"rank {rank} did not answer in time: it hangs or has died")
                 time.sleep(sleep_s)

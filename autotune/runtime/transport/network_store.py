@@ -128,7 +128,8 @@ class NetworkStore(Store):
             after, answer = _changed(kind, before, value)
             self._topic.put_to_all(encode([key, after, rank, request, answer]))
             self._apply(key, after, rank, request, answer)
-        self._topic.flush()
+        if rank == 0:
+            self._topic.flush()  # else the network's thread sends all that it has read together in one message
 
     def _apply(self, key: str, value: bytes | None, rank: int, request: int, answer: Any) -> None:
         with self._changed:

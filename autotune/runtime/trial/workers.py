@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from autotune.profilers.timeline import Timeline
 from autotune.results.store.record import RankResult, TrialState
 from autotune.runtime.control.mpi import Control, RankSilentError
 from autotune.runtime.control.step_directives import Decide
+from autotune.runtime.control.time_limit import set_up_limit_s, time_limit
 from autotune.runtime.errors import PeerLostError
 from autotune.runtime.trial.outcome import RankOutcome
 from autotune.runtime.trial.runner import Budget, RankRunner, Retuning
@@ -24,6 +26,8 @@ from autotune.workloads.serial import from_data, to_data
 
 _GRACE_S = 5.0
 """How much longer than a trial's time limit the leader waits for the outcome of a rank."""
+_SHARE_OF_LIMIT = 2
+"""Groups open within one time limit of a trial, steps run within another; models are built besides, as in the set-up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,11 +109,18 @@ class Workers:
     ) -> list[list[RankOutcome]]:
         self._control.broadcast(order)
         try:
-            mine = carry_out(order, self._runner, on_step, decide)
+            with _limited(self._control, budget):
+                mine = carry_out(order, self._runner, on_step, decide)
             found = self._control.gather(to_data(mine), timeout_s=budget.timeout_s + _GRACE_S) or []
         except (RankSilentError, PeerLostError) as error:
             raise LostRankError(Measurement(state=TrialState.FAILED, reason=str(error))) from error
         return [[from_data(RankOutcome, outcome, f"rank {rank}") for outcome in of] for rank, of in enumerate(found)]
+
+
+def _limited(control: Control, budget: Budget) -> AbstractContextManager[None]:
+    """End the job if this rank hangs in a trial. Other ranks than 0 have been missed by rank 0 before."""
+    limit_s = _SHARE_OF_LIMIT * budget.timeout_s + set_up_limit_s()
+    return time_limit(control, limit_s, "in a trial", "--timeout sets the time limit of a trial")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +161,9 @@ def dismiss_followers(control: Control, exit_code: int) -> None:
 def follow(control: Control, runner: RankRunner) -> None:
     """Carry out the orders of rank 0 until it ends the job. Raises DismissedError where it ended with an error."""
     while (order := control.broadcast())["do"] != "stop":
-        control.gather(to_data(carry_out(order, runner)))
+        with _limited(control, from_data(Budget, order["budget"], "budget")):
+            mine = carry_out(order, runner)
+        control.gather(to_data(mine))
     runner.close()
     if order["exit_code"]:
         raise DismissedError(order["exit_code"])
