@@ -220,6 +220,10 @@ COVERS: dict[str, tuple[str, ...]] = {
         "autotune/runtime/reduce/local_sgd.py",
     ),
     "mpi/test_resume.py": ("autotune/jobs/study.py",),
+    "mpi/test_self_test.py": (
+        "autotune/jobs/self_test/failing_job.py",
+        "autotune/jobs/self_test/self_test.py",
+    ),
     "mpi/test_sweep.py": (
         "autotune/jobs/sweep.py",
         "autotune/search/optuna_predicted.py",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from autotune.jobs.self_test.finding import Finding
 from autotune.results.store.environment import available_cores, processor_name
 from autotune.results.store.store import writable_folder
 from autotune.runtime.launch.launcher import LauncherKind, launcher_of
@@ -19,17 +20,6 @@ from autotune.workloads.cluster import cluster_names
 from autotune.workloads.errors import SpecError, StoreError
 
 _PROBE_S = 60
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """One thing looked at."""
-
-    what: str
-    state: str
-    """"ok", "note" (works, with a remark) or "problem"."""
-    detail: str
-    fix: str = ""
 
 
 def examine(results: Path, num_ranks: int) -> list[Finding]:

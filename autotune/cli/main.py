@@ -17,8 +17,8 @@ from autotune.cli.parser import build_parser
 from autotune.jobs.job import ProfileJob, RaceJob, SweepJob, TrainJob
 from autotune.jobs.question import Aim, Question
 from autotune.results.store.command_line import default_results
-from autotune.runtime.launch.launcher import reporting_rank
-from autotune.workloads.errors import AutotuneError
+from autotune.runtime.launch.launcher import launcher_of, reporting_rank
+from autotune.workloads.errors import AutotuneError, SpecError
 
 if TYPE_CHECKING:
     from autotune.cli.on_ranks import Launch
@@ -132,10 +132,24 @@ def _run_init(options: argparse.Namespace, arguments: list[str]) -> int:
     return init(options.output, job, _launch(options, arguments), measure=options.measure)
 
 
-def _run_doctor(options: argparse.Namespace, _arguments: list[str]) -> int:
+def _run_doctor(options: argparse.Namespace, arguments: list[str]) -> int:
+    """Of a job where a launcher has started several ranks, else of this machine."""
+    results = options.results or default_results()
+    if _is_one_of_several():
+        from autotune.cli.rank_commands import run_doctor  # noqa: PLC0415
+
+        job = ProfileJob(workload="mlp-tiny", clusters=("this-machine",), results=results)
+        return run_doctor(job, _launch(options, arguments), options.load)
     from autotune.cli.offline import doctor  # noqa: PLC0415
 
-    return doctor(options.results or default_results(), options.num_ranks, as_json=options.json)
+    return doctor(results, options.num_ranks, as_json=options.json)
+
+
+def _is_one_of_several() -> bool:
+    try:
+        return launcher_of(os.environ).size > 1
+    except SpecError:
+        return False  # the examination of this machine has a line for variables that contradict each other
 
 
 def _run_choices(options: argparse.Namespace, _arguments: list[str]) -> int:

@@ -32,7 +32,8 @@ _CHUNK, _CHUNK_S = 4096, 0.02
 """mpirun drops what it has not yet forwarded when a rank exits: long documents are written no faster than it reads."""
 DEBUG_VARIABLE = "AUTOTUNE_DEBUG"
 
-Body = Callable[[tuple[Cluster, ...], Control], None]
+Body = Callable[[tuple[Cluster, ...], Control], int | None]
+"""What a rank runs; it may return an exit code, the same on all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,15 +63,13 @@ def run_on_ranks(job: Job, launch: Launch, body: Body) -> int:
     try:
         control.network()  # first: from here on a rank that ends in any way is noticed by all
         clusters = _check_on_rank_0(job, control)
-        body(clusters, control)
+        exit_code = body(clusters, control) or 0
         _leave_together(control)
     except Exception as error:  # noqa: BLE001 - no rank may be left hanging
         exit_code = _end(error, control)
     except SystemExit as error:  # a user's code has called sys.exit
         control.leave(error)
         raise
-    else:
-        exit_code = 0
     control.leave()
     return exit_code
 

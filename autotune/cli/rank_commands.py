@@ -1,11 +1,13 @@
-"""The commands that run on all ranks: sweep, train, race, profile. Each runs its job, keeps the result and shows it.
+"""The commands that run on all ranks: sweep, train, race, profile, the doctor of a job. Each runs its job, keeps the result and shows it.
 
 What a job needs is imported once its input has been checked: torch and rich are slow to load.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from autotune.cli.on_ranks import Launch, run_on_ranks, write_json_document
@@ -84,6 +86,32 @@ def run_profile(job: ProfileJob, launch: Launch) -> int:
             _output(launch, result, lambda screen: show_profile(screen, result, path))
 
     return run_on_ranks(job, launch, body)
+
+
+def run_doctor(job: ProfileJob, launch: Launch, modules: Sequence[str]) -> int:
+    """`mpirun -n N autotune doctor` on this rank: exit code 1 if anything needs fixing."""
+    hung: list[bool] = []
+
+    def body(_: tuple[Cluster, ...], control: Control) -> int:
+        from autotune.jobs.self_test.finding import PROBLEM  # noqa: PLC0415
+        from autotune.jobs.self_test.self_test import self_test, summary  # noqa: PLC0415 - loads torch
+        from autotune.results.show.list_console import show_findings  # noqa: PLC0415
+        from autotune.results.show.progress import SweepProgress  # noqa: PLC0415
+
+        with SweepProgress(_progress_console(launch, control)) as progress:
+            result = self_test(control, modules, progress.phase)
+        if control.is_leader:
+            rows = [(f.what, f.state, f.detail, f.fix) for f in result.findings]
+            _output(launch, result.findings, lambda screen: show_findings(screen, rows, summary(result.findings)))
+        hung.append(result.has_hung)
+        return int(any(finding.state == PROBLEM for finding in result.findings))
+
+    exit_code = run_on_ranks(job, launch, body)
+    if any(hung):  # Python's own end would wait for what never comes
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+    return exit_code
 
 
 def _progress_console(launch: Launch, control: Control) -> Any:

@@ -364,6 +364,12 @@ def uuid(device: torch.device) -> str:
     return str(found.uuid)
 
 
+def total_bytes(device: torch.device) -> int:
+    """The memory of an accelerator."""
+    found: Any = torch.get_device_module(device).get_device_properties(device)
+    return int(found.total_memory)
+
+
 def _known_types() -> tuple[str, ...]:
     """CUDA and ROCm, Intel, and the type that an extension of torch has registered."""
     return ("cuda", "xpu", torch._C._get_privateuse1_backend_name())

@@ -15,14 +15,16 @@ from autotune.results.text.numbers import format_interval, format_ms, format_tim
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 
-def show_findings(console: Console, findings: Sequence[tuple[str, str, str, str]]) -> None:
-    """(what, state, detail, fix) per line; the fix below where there is one."""
+def show_findings(console: Console, findings: Sequence[tuple[str, str, str, str]], summary: str = "") -> None:
+    """(what, state, detail, fix) per line; the fix below where there is one. `summary`: the last line."""
     table = Table(show_header=False, box=None, pad_edge=False)
     for what, state, detail, fix in findings:
-        table.add_row(Text(state, style=_STYLES.get(state, "")), what, detail)
+        table.add_row(Text(state, style=_STYLES.get(state, "")), Text(what), Text(detail))
         if fix:
             table.add_row("", "", Text(f"-> {fix}", style="cyan"))
     console.print(table)
+    if summary:
+        console.print(Text(summary, style="bold"))
 
 
 def show_choices(console: Console, choices: Mapping[str, Mapping[str, str]]) -> None:

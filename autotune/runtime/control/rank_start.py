@@ -23,23 +23,34 @@ THREADS_VARIABLE = "OMP_NUM_THREADS"
 
 def take_cores(control: Control) -> int:
     """Undo a binding to one core that only the launcher's default has made; the number of threads for this rank."""
+    num_threads, notes = agree_on_cores(control)
+    _say(control, notes)
+    return num_threads
+
+
+def agree_on_cores(control: Control) -> tuple[int, tuple[str, ...]]:
+    """The same, with what a user should know, which is not said."""
     own = own_cores(launcher_of(os.environ), socket.gethostname(), os.environ)
     shared = control.share(to_data(own))
     choices, notes = choose_cores([from_data(RankCores, one, f"rank {rank}") for rank, one in enumerate(shared)])
-    _say(control, notes)
     if choices[control.rank].rebinds:
         bind(choices[control.rank].cores)
-    return choices[control.rank].num_threads
+    return choices[control.rank].num_threads, notes
 
 
 def take_devices(control: Control, visible: VisibleDevices) -> DeviceChoices:
     """The devices of all ranks, of which each sees `visible` ones."""
+    choices = agree_on_devices(control, visible)
+    _say(control, choices.notes)
+    return choices
+
+
+def agree_on_devices(control: Control, visible: VisibleDevices) -> DeviceChoices:
+    """The same, without saying aloud what a user should know."""
     launcher = launcher_of(os.environ)
     own = RankPlace(host=socket.gethostname(), local_rank=launcher.local_rank, visible=visible)
     shared = control.share(to_data(own))
-    choices = choose_devices([from_data(RankPlace, one, f"rank {rank}") for rank, one in enumerate(shared)])
-    _say(control, choices.notes)
-    return choices
+    return choose_devices([from_data(RankPlace, one, f"rank {rank}") for rank, one in enumerate(shared)])
 
 
 def take_transports(control: Control, transports: tuple[str, ...]) -> tuple[str, ...]:

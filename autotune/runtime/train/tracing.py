@@ -61,11 +61,11 @@ def samplers_for(rank_context: RankContext) -> list[Sampler]:
     """Samplers of a rank's GPU and host; host-wide counters are sampled by the first rank of the host only."""
     observers = [open_host(host_wide=rank_context.is_first_of_host)]
     if device.handle(rank_context.torch_device).is_accelerator:
-        observers.append(_open_accelerator(rank_context.torch_device))
+        observers.append(open_accelerator(rank_context.torch_device))
     return [Sampler(observer, rank=rank_context.rank) for observer in observers]
 
 
-def _open_accelerator(torch_device: torch.device) -> Observer:
+def open_accelerator(torch_device: torch.device) -> Observer:
     """NVML reports an accelerator that it does not know as unavailable, with the reason."""
     if device.is_amd():
         return open_amd(device.bus_address(torch_device))
