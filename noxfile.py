@@ -38,6 +38,7 @@ PROGRAMS = {
     "schedule_gain": "Schedules and sufficient factors on slower links (root, 15 min); `-- again`: of the kept runs.",
     "convergence": "Is training the same while the split changes? Five seeds (10 min); `-- again`: kept runs.",
     "schedules": "Pipeline schedules, how fast and how good (20 min); `-- again`: tables of the kept, or name parts.",
+    "provision": "What to rent: exactness, speed, and all methods against the proven optimum (15 min); `-- again`: kept.",
     "drift": "Retuning as devices and links change (root, 30 min); `-- again`; `-- lab link-drop`, `-- parts`: some.",
     "split": "Splits that follow unlike and disturbed devices (5 min); `-- again`, `-- balance`, `-- disturbance`.",
     "adversarial": "Adversarial scenarios for retuning, in real paced runs (5 min); `-- again`, or name some.",

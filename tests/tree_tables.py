@@ -31,6 +31,12 @@ COVERS: dict[str, tuple[str, ...]] = {
         "results/imports/table.py",
     ),
     "workloads/graphs/test_graph_file.py": ("workloads/graphs/graph_cuts.py",),
+    "autotune/cli/test_provision.py": (
+        "autotune/cli/provision_options.py",
+        "autotune/jobs/provision/job.py",
+        "results/show/provision_console.py",
+        "results/show/provision_html.py",
+    ),
     "autotune/cli/test_rank_commands.py": (
         "autotune/cli/from_options.py",
         "autotune/cli/parser.py",
@@ -66,6 +72,18 @@ COVERS: dict[str, tuple[str, ...]] = {
     "autotune/placement/test_pipeline_plans.py": (
         "autotune/runtime/placed/find_cuts.py",
         "autotune/space/pipeline_points.py",
+    ),
+    "autotune/provision/test_exact.py": (
+        "autotune/provision/assignment.py",
+        "autotune/provision/compiled.py",
+        "autotune/provision/problem.py",
+    ),
+    "autotune/provision/test_methods.py": (
+        "autotune/provision/answer.py",
+        "autotune/provision/baselines.py",
+        "autotune/provision/genetic.py",
+        "autotune/provision/judge.py",
+        "autotune/provision/policy.py",
     ),
     "autotune/runtime/codecs/test_protocol.py": (
         "autotune/runtime/codecs/error_feedback.py",

@@ -124,6 +124,12 @@ def _run_import(options: argparse.Namespace, _arguments: list[str]) -> int:
     return import_profile(Request(asked=asked, format=options.format, output=options.output), as_json=options.json)
 
 
+def _run_provision(options: argparse.Namespace, arguments: list[str]) -> int:
+    from autotune.cli.provision import run  # noqa: PLC0415
+
+    return run(options, arguments)
+
+
 def _run_init(options: argparse.Namespace, arguments: list[str]) -> int:
     from autotune.cli.init import init  # noqa: PLC0415
 
@@ -199,6 +205,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "simulate": _run_simulate,
     "plan": _run_plan,
     "schedule": _run_schedule,
+    "provision": _run_provision,
     "best": _run_best,
     "report": _run_report,
     "compare": _run_compare,

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from autotune.cli.provision_options import PROVISION_TEXT, add_provision
 from autotune.jobs.question import OBJECTIVES
 from autotune.results.imports.formats import FORMATS
 from autotune.search.methods import METHODS, measuring, predicting
@@ -33,6 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_simulate(commands)
     _add_plan(commands)
     _add_schedule(commands)
+    add_provision(_common(commands, "provision", PROVISION_TEXT))
     _add_best(commands)
     _add_report(commands)
     _add_compare(commands)

@@ -112,7 +112,7 @@ def make_predictors(question: Question) -> list[Predictor]:
     cluster = load_cluster(spec)
     if cluster.any_ranks or question.num_ranks is not None:
         cluster = cluster.for_ranks(question.num_ranks or 1)
-    described = _described(question)
+    described = described_model(question)
     wanted = read_plan_file(question.plan_file).plan.pipeline if question.plan_file is not None else None
     described = _with_edges(described, wanted, question.seed)
     profiles = find_profiles(described, question, cluster)
@@ -145,7 +145,8 @@ class _Model:
         return job_bounds(self.workload, self.graph, setting.cluster, total=setting.global_batch)
 
 
-def _described(question: Question) -> _Model:
+def described_model(question: Question) -> _Model:
+    """The workload that the question names, captured or read from its file."""
     if is_graph_file(question.workload):
         file = read_graph_workload(question.workload, question.options)
         job = replace(question, workload=file.name)
