@@ -278,7 +278,11 @@ def test_private_members_are_used_where_the_list_says() -> None:
 
 def test_one_module_knows_accelerators() -> None:
     """No other mentions torch's device modules, or compares the type of a torch device."""
-    named = re.compile(r"torch\.(cuda|xpu|mps|accelerator)\b|device\.type (==|!=|in)|\bget_device_module\b")
+    named = re.compile(
+        r"torch\.(cuda|xpu|mps|accelerator)\b|\bget_device_module\b|\bfrom torch import .*\b(cuda|xpu|accelerator)\b"
+        r"|\bdevice\.type\)? *(==|!=|in\b|not in\b)|(==|!=|\bin) [\w.]*\bdevice\.type\b|\.is_(cuda|xpu|cpu)\b"
+        r"|torch\.device\(.(cuda|xpu)|\.cuda\(\)"
+    )
     found = [
         f"{path.relative_to(ROOT)}: {line.strip()}"
         for name, path in sources().items()

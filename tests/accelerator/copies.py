@@ -29,6 +29,8 @@ def poison(tensor: torch.Tensor) -> None:
 
 
 def _use_link(line: Line, name: str, uses: list[Any], num_bytes: int) -> None:
+    if streams.index_of() != line.key[0]:
+        counts.launch_elsewhere()
     if line.pending:
         line.resolve()
     line.launch(costs.link_s(all_devices[line.key[0]], num_bytes))

@@ -27,7 +27,7 @@ def flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
 
 def duration_s(device: Device, flops: float, num_bytes: int) -> float:
     """launch + (FLOPs / FLOPs per second + bytes / bytes per second) · slowness."""
-    return (device.launch_s + flops / device.flops_per_s + num_bytes / device.bytes_per_s) * device.slowness
+    return (device.launch_s + flops / device.flops_per_s + num_bytes / device.bytes_per_s) * device.next_slowness()
 
 
 def link_s(device: Device, num_bytes: int) -> float:

@@ -20,6 +20,7 @@ class Counts:
         self._syncs: Counter[tuple[str, str]] = Counter()
         self._emulation_waits: Counter[str] = Counter()
         self._launches: Counter[str] = Counter()
+        self._elsewhere: Counter[str] = Counter()
 
     def host_sync(self, kind: str) -> None:
         with self._lock:
@@ -28,6 +29,10 @@ class Counts:
     def emulation_wait(self) -> None:
         with self._lock:
             self._emulation_waits[thread_name()] += 1
+
+    def launch_elsewhere(self) -> None:
+        with self._lock:
+            self._elsewhere[thread_name()] += 1
 
     def launch(self, name: str) -> None:
         with self._lock:
@@ -48,11 +53,17 @@ class Counts:
         with self._lock:
             return Counter(self._launches)
 
+    def launches_elsewhere(self) -> Counter[str]:
+        """Operations launched on a device that was not the thread's current one, by thread name."""
+        with self._lock:
+            return Counter(self._elsewhere)
+
     def reset(self) -> None:
         with self._lock:
             self._syncs.clear()
             self._emulation_waits.clear()
             self._launches.clear()
+            self._elsewhere.clear()
 
 
 counts = Counts()

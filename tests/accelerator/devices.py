@@ -2,8 +2,9 @@
 
 FGPU_COUNT devices per process (1; in a process of pytest none, until a test says otherwise, so that other tests of the
 process see no accelerator); FGPU_FLOPS_PER_S and FGPU_BYTES_PER_S speeds; FGPU_LINK_BYTES_PER_S between host and
-device; FGPU_LAUNCH_S what every operation takes at least; FGPU_MEMORY_BYTES; FGPU_SLOWNESS factors on durations. A
-comma separates values: by rank where the launcher names one, else by index of the device.
+device; FGPU_LAUNCH_S what every operation takes at least; FGPU_MEMORY_BYTES; FGPU_SLOWNESS factors on durations, which
+after FGPU_SLOWS_AFTER operations are FGPU_SLOWS_BY times as large. A comma separates values: by rank where the launcher
+names one, else by index of the device.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import torch
 from tests.accelerator import timeline
 
 MAX_DEVICES = 64
+_SPEEDS = ("flops_per_s", "bytes_per_s", "link_bytes_per_s", "launch_s", "slowness", "slows_after", "slows_by")
+_SETTINGS = (*_SPEEDS, "memory_bytes")
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID")
 
 
@@ -32,11 +35,20 @@ class Device:
     launch_s: float = 2e-6
     slowness: float = 1.0
     """Factor on the duration of every operation but copies over the link."""
+    slows_after: float = float("inf")
+    """Operations after which it is slower."""
+    slows_by: float = 1.0
     memory_bytes: int = 16 << 30
+    num_operations: int = 0
     allocated_bytes: int = 0
     peak_bytes: int = 0
     freed: deque[int] = field(default_factory=deque)
     """Sizes of blocks freed and not yet subtracted: a destructor must not wait for a lock."""
+
+    def next_slowness(self) -> float:
+        """The factor of one more operation."""
+        self.num_operations += 1
+        return self.slowness * (self.slows_by if self.num_operations > self.slows_after else 1.0)
 
     def allocate(self, size: int) -> None:
         with timeline.LOCK:
@@ -62,14 +74,9 @@ def _by_place(variable: str, default: float, index: int) -> float:
 
 def _read(index: int) -> Device:
     plain = Device(index=index)
+    read = {name: _by_place(f"FGPU_{name.upper()}", getattr(plain, name), index) for name in _SETTINGS}
     return Device(
-        index=index,
-        flops_per_s=_by_place("FGPU_FLOPS_PER_S", plain.flops_per_s, index),
-        bytes_per_s=_by_place("FGPU_BYTES_PER_S", plain.bytes_per_s, index),
-        link_bytes_per_s=_by_place("FGPU_LINK_BYTES_PER_S", plain.link_bytes_per_s, index),
-        launch_s=_by_place("FGPU_LAUNCH_S", plain.launch_s, index),
-        slowness=_by_place("FGPU_SLOWNESS", plain.slowness, index),
-        memory_bytes=int(_by_place("FGPU_MEMORY_BYTES", plain.memory_bytes, index)),
+        index=index, **{name: int(value) if name == "memory_bytes" else value for name, value in read.items()}
     )
 
 
@@ -93,7 +100,7 @@ def set_count(number: int) -> None:
 def configure(index: int, **values: float) -> None:
     """Change speeds or memory of a device, also while it runs: `configure(0, slowness=3.0)`."""
     for name, value in values.items():
-        if name not in {"flops_per_s", "bytes_per_s", "link_bytes_per_s", "launch_s", "slowness", "memory_bytes"}:
+        if name not in _SETTINGS:
             raise ValueError(f"a device has no {name!r}")
         setattr(all_devices[index], name, value)
 
@@ -103,5 +110,6 @@ def restore() -> None:
     set_count(int(_by_place("FGPU_COUNT", _DEFAULT_COUNT, 0)))
     for device in all_devices:
         plain = _read(device.index)
-        for name in ("flops_per_s", "bytes_per_s", "link_bytes_per_s", "launch_s", "slowness", "memory_bytes"):
+        device.num_operations = 0
+        for name in _SETTINGS:
             setattr(device, name, getattr(plain, name))

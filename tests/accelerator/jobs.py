@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -12,46 +13,30 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils.data import TensorDataset
 
 import tests.accelerator.fgpu  # noqa: F401 - makes the device type known
 from autotune.runtime.device import handle
+from autotune.runtime.errors import PeerLostError
 from autotune.runtime.train.trainer import RankContext, Trainer, needs_norm_group
 from autotune.runtime.transport.accelerator_group import AcceleratorGroup
+from autotune.runtime.transport.shard_group import ShardGroup
 from autotune.runtime.transport.staged_group import StagedGroup
 from autotune.workloads.cluster import Cluster, load_cluster
 from autotune.workloads.plan import Plan
 from autotune.workloads.registry import load_workload
 from tests.accelerator import devices, races, streams, timeline
-from tests.accelerator.models import Encoder
+from tests.accelerator.counts import counts
 from tests.accelerator.nccl import FakeNccl
+from tests.accelerator.transformer import MaskedWordsJob
 from tests.gloo_ranks import gloo_group, on_networks, rank_network
 
 SEED = 3
-STAGED, NCCL = "staged", "fake-nccl"
-"""How gradients of fake devices travel."""
-
-
-class EncoderJob:
-    """A Hugging-Face-style encoder that classifies sequences of words."""
-
-    name, global_batch, min_samples, num_workers, collate = "encoder", 12, 1, 0, None
-
-    def model(self) -> nn.Module:
-        return Encoder(layers=1).double()
-
-    def dataset(self) -> Any:
-        generator = torch.Generator().manual_seed(0)
-        words = torch.randint(1, 50, (96, 6), generator=generator)
-        words[::3, 4:] = 0
-        return TensorDataset(words, torch.randint(0, 4, (96,), generator=generator))
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        return functional.cross_entropy(model(batch[0]), batch[1])
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(model.parameters(), lr=1e-3)
+STAGED, NCCL, QUEUES = "staged", "fake-nccl", "queues"
+"""How tensors of fake devices travel; with QUEUES messages do not leave the fake NCCL, as they do in jobs."""
+SHARDS, SERVER = "shards", "server"
+"""Staged, by owner shards and by a parameter server; also on CPUs."""
+OWNED = {SHARDS: (0.75, 0.25), SERVER: (0.0, 1.0)}
+"""What each of two ranks owns."""
 
 
 class Built:
@@ -70,7 +55,8 @@ class Built:
 
 def workload(name: str) -> Any:
     """A small workload in float64."""
-    return Built(EncoderJob() if name == "encoder" else load_workload(name, {"size": "tiny", "dtype": "float64"}))
+    job: Any = MaskedWordsJob() if name == "transformer" else None
+    return Built(job or load_workload(name, {"size": "tiny", "dtype": "float64"}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,9 +68,19 @@ class Trained:
     steps: tuple[Any, ...]
 
 
-def cpu_ranks(job: Any, plan: Plan, num_steps: int) -> list[Trained]:
+class Queues(AcceleratorGroup):
+    """Messages, too, go through NCCL's one queue per pair of ranks."""
+
+    def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Any:  # noqa: N803 - torch's name
+        return self._real.send(tensors, dstRank, tag)
+
+    def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Any:  # noqa: N803 - torch's name
+        return self._real.recv(tensors, srcRank, tag)
+
+
+def cpu_ranks(job: Any, plan: Plan, num_steps: int, *, over: str = "") -> list[Trained]:
     """Train on CPUs over gloo."""
-    return _checked(_on_threads(plan, lambda rank, store: _train_cpu(job, plan, num_steps, rank, store)))
+    return _checked(_on_threads(plan, lambda rank, store: _train_cpu(job, plan, num_steps, rank, store, over)))
 
 
 def device_ranks(  # noqa: PLR0913 - what a job may be
@@ -114,6 +110,24 @@ def device_ranks(  # noqa: PLR0913 - what a job may be
         timeline.reset()
 
 
+def waits_per_step(job: Any, plan: Plan, over: str) -> dict[str, float]:
+    """How often the host waits for a device in a step of a rank, by thread: the difference between eight steps and four.
+
+    "training": the threads that train, with autograd's; the others by their names.
+    """
+    found = []
+    for num_steps in (4, 8):
+        counts.reset()
+        device_ranks(job, plan, num_steps, over=over)
+        waits: Counter[str] = Counter()
+        for (_, thread), number in counts.host_syncs().items():
+            is_training = thread == "autograd" or thread.startswith("rank ")
+            waits["training" if is_training else thread] += number
+        found.append(waits)
+    few, many = found
+    return {thread: (many[thread] - few[thread]) / 4 / len(plan.batch.samples) for thread in many}
+
+
 def away(one: Sequence[Trained], other: Sequence[Trained]) -> float:
     """The largest distance between ranks' parameters and losses, relative to the parameters' norm."""
     apart = [float((a.values - b.values).norm() / b.values.norm()) for a, b in zip(one, other, strict=True)]
@@ -133,25 +147,29 @@ def _on_threads(plan: Plan, run: Callable[[int, Any], Any]) -> list[Any]:
 
 
 def _checked(results: list[Any]) -> list[Trained]:
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
+    """Raises what has failed first: that a peer is lost is a consequence."""
+    errors = [result for result in results if isinstance(result, Exception)]
+    for error in sorted(errors, key=lambda error: isinstance(error, PeerLostError)):
+        raise error
     return results
 
 
-def _train_cpu(job: Any, plan: Plan, num_steps: int, rank: int, store: Any) -> Trained:
-    context = _context(rank, torch.device("cpu"))
+def _train_cpu(job: Any, plan: Plan, num_steps: int, rank: int, store: Any, over: str) -> Trained:  # noqa: PLR0913, PLR0917
+    context = rank_context(rank, torch.device("cpu"))
     size = len(plan.batch.samples)
-    names = ("data", "norms")
-    groups = [gloo_group(dist.PrefixStore(name, store), rank, size) for name in names]
-    return _train(job, plan, num_steps, context, groups)
+    with ExitStack() as stack:
+        groups = [
+            stack.enter_context(_host_group(over, gloo_group(dist.PrefixStore(name, store), rank, size)))
+            for name in ("data", "norms")
+        ]
+        return _train(job, plan, num_steps, context, groups)
 
 
 def _train_device(job: Any, plan: Plan, num_steps: int, rank: int, store: Any, over: str, is_cpu: bool) -> Trained:  # noqa: PLR0913, PLR0917
     size = len(plan.batch.samples)
     torch_device = torch.device("cpu") if is_cpu else torch.device(streams.NAME, rank)
     handle(torch_device).bind()
-    context = replace(_context(rank, torch_device), on_accelerators=True)
+    context = replace(rank_context(rank, torch_device), on_accelerators=True)
     with ExitStack() as stack:
         groups = [
             stack.enter_context(_group(over, store, name, rank, size, torch_device)) for name in ("data", "norms")
@@ -160,20 +178,39 @@ def _train_device(job: Any, plan: Plan, num_steps: int, rank: int, store: Any, o
 
 
 @contextmanager
-def _group(over: str, store: Any, name: str, rank: int, size: int, device: torch.device) -> Iterator[Any]:  # noqa: PLR0913, PLR0917
-    gloo = gloo_group(dist.PrefixStore(f"{name}-gloo", store), rank, size)
-    if device.type == "cpu":
+def _host_group(over: str, gloo: Any) -> Iterator[Any]:
+    """Gloo, or a group that is made of its messages."""
+    if over not in OWNED:
         yield gloo
         return
-    staged = StagedGroup(gloo, handle(device))
-    if over == STAGED:
-        try:
+    group = ShardGroup(gloo, OWNED[over])
+    try:
+        yield group
+    finally:
+        group.close()
+
+
+@contextmanager
+def _group(over: str, store: Any, name: str, rank: int, size: int, device: torch.device) -> Iterator[Any]:  # noqa: PLR0913, PLR0917
+    gloo = gloo_group(dist.PrefixStore(f"{name}-gloo", store), rank, size)
+    with _host_group(over, gloo) as host:
+        if device.type == "cpu":
+            yield host
+            return
+        with ExitStack() as stack:
+            staged = StagedGroup(host, handle(device))
+            if over in {NCCL, QUEUES}:
+                yield stack.enter_context(beside(staged, store, name, is_direct=over == QUEUES))
+                return
+            stack.callback(staged.close)
             yield staged
-        finally:
-            staged.close()
-        return
-    fake = FakeNccl(dist.PrefixStore(name, store), rank, size, timedelta(seconds=20))
-    both = AcceleratorGroup(fake, staged)
+
+
+@contextmanager
+def beside(staged: StagedGroup, store: Any, name: str, *, is_direct: bool) -> Iterator[AcceleratorGroup]:
+    """The fake NCCL beside staged messages; `is_direct`: with its own messages."""
+    fake = FakeNccl(dist.PrefixStore(name, store), staged.rank(), staged.size(), timedelta(seconds=20))
+    both = (Queues if is_direct else AcceleratorGroup)(fake, staged)
     failed = True
     try:
         yield both
@@ -182,7 +219,8 @@ def _group(over: str, store: Any, name: str, rank: int, size: int, device: torch
         both.close(failed=failed)
 
 
-def _context(rank: int, torch_device: torch.device) -> RankContext:
+def rank_context(rank: int, torch_device: torch.device) -> RankContext:
+    """The context of the rank that this thread is."""
     return RankContext(
         rank=rank, device=this_machine().devices[0], torch_device=torch_device, timeout_s=60.0, network=rank_network()
     )

@@ -80,9 +80,15 @@ class Block:
             return
         self._device.freed.append(self._size)
         uses = [use for _, use, _ in self.uses]
-        foreign = [use for use in uses if use.key != self.owner and use.key not in self.recorded and not use.is_engines]
+        foreign = [use for use in uses if use.key != self.owner and not self._is_kept_for(use) and not use.is_engines]
         if foreign and _enabled:
             freed.setdefault(self.owner, deque()).append(foreign)
+
+    def _is_kept_for(self, use: Use) -> bool:
+        """Whether a stream that `record_stream` has named is the use's, or comes after it by now."""
+        return use.key in self.recorded or any(
+            timeline.clock_of(key).get(use.key, 0) >= use.number for key in self.recorded
+        )
 
     def touch(self, line: Line, op: str, span: Span, *, write: bool) -> None:
         """Record a use by the operation just launched on a stream; raises if it is in no order with the uses before."""

@@ -265,6 +265,8 @@ def _bytes_of(tensors: list[torch.Tensor]) -> int:
 
 def launch(name: str, line: Line, duration_s: float, tensors: list[torch.Tensor], touched: list[torch.Tensor]) -> None:
     """Queue an operation that has been computed; of its tensors, those touched are written."""
+    if streams.index_of() != line.key[0]:
+        counts.launch_elsewhere()
     line.launch(duration_s)
     counts.launch(name)
     changed = {id(tensor) for tensor in touched}

@@ -129,3 +129,16 @@ def test_memory_freed_after_its_stream_has_waited(side) -> None:
     del tensor
     torch.ones(4, device="fgpu")
     assert kept is not None
+
+
+def test_memory_recorded_for_a_stream_that_comes_after_the_use(side) -> None:
+    """As with NCCL: a stream that waits for its stream is recorded, and not NCCL's own."""
+    tensor, waits = torch.zeros(4, device="fgpu"), fgpu.Stream()
+    side.wait_stream(fgpu.current_stream())
+    with fgpu.stream(side):
+        kept = tensor * 2
+    waits.wait_stream(side)
+    tensor.record_stream(waits)
+    del tensor
+    torch.ones(4, device="fgpu")
+    assert kept is not None

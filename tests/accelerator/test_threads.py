@@ -11,7 +11,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.accelerator import races
+from autotune.runtime.device import AcceleratorHandle
+from autotune.workloads.plan import BatchPlan, CommPlan, CompressionPlan, Plan
+from tests.accelerator import jobs, races
+from tests.accelerator.counts import counts
 from tests.accelerator.models import MODELS
 from tests.accelerator.threads import on_device_ranks
 from tests.gloo_ranks import on_ranks
@@ -102,3 +105,21 @@ def test_each_rank_has_its_device_and_an_exception_is_answered() -> None:
     first, second, third = on_device_ranks(3, run)
     assert (first, third) == (0, 2)
     assert isinstance(second, ValueError)
+
+
+@pytest.mark.parametrize("over", [jobs.STAGED, jobs.NCCL])
+def test_threads_of_ours_use_the_device_of_their_rank(over: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where they only pin memory: with CUDA that would open a context on device 0, in every rank."""
+    pinned, pin = set(), AcceleratorHandle.pinned_like
+
+    def pinned_like(used: AcceleratorHandle, tensor: torch.Tensor) -> torch.Tensor:
+        pinned.add((threading.current_thread().name, used.device.index == fgpu.current_device()))
+        return pin(used, tensor)
+
+    monkeypatch.setattr(AcceleratorHandle, "pinned_like", pinned_like)
+    comm = CommPlan(reducer="scheduled", partition_bytes=2048, credit_bytes=8192, bucket_bytes=4096, crosses_steps=True)
+    plan = Plan(batch=BatchPlan(samples=(40, 24)), comm=comm, compression=CompressionPlan(codec="int8"))
+    jobs.device_ranks(jobs.workload("mlp"), plan, 4, over=over)
+    assert counts.launches_elsewhere() == {}
+    assert {is_own for _, is_own in pinned} == {True}
+    assert "autotune-stage-out" in {thread for thread, _ in pinned}

@@ -190,6 +190,12 @@ def line(device: int, number: int) -> Line:
         return _lines[device, number]
 
 
+def clock_of(key: Key) -> Clock:
+    """What a stream comes after. Takes no lock: destructors call it."""
+    found = _lines.get(key)
+    return found.clock if found else {}
+
+
 def new_line(device: int) -> Line:
     with LOCK:
         number = _last_number[device] = _last_number.get(device, 0) + 1

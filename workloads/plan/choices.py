@@ -120,6 +120,11 @@ class Transport:
     num_slots: int = 1
     """All-reduces that it works on at once, for the simulator."""
 
+    @property
+    def is_of_host(self) -> bool:
+        """Whether it takes tensors of the host."""
+        return self.device == "cpu"
+
 
 TRANSPORTS: Registry[Transport] = Registry("transport")
 TRANSPORTS.register(
@@ -154,7 +159,7 @@ TRANSPORTS.register(
 
 def cpu_transports() -> tuple[str, ...]:
     """Those that a job on CPUs chooses from."""
-    return TRANSPORTS.names(lambda transport: transport.device == "cpu")
+    return TRANSPORTS.names(lambda transport: transport.is_of_host)
 
 
 def transports_for(accelerators: Sequence[str], on_host: Sequence[str]) -> tuple[str, ...]:

@@ -102,13 +102,14 @@ class PipelineTrainer:
         self.executor.close()
 
     def _step(self, watch: Callable[[], AbstractContextManager[None]]) -> PipelineStep:
+        self._device.renew_clock()
         begin_s = time.perf_counter()
         batch, cut = self._batch()
         step = self.executor.step(batch, cut, watch=watch)
         if self.optimizer is not None:
             self.optimizer.step()
         self.num_steps += 1
-        return replace(step, begin_s=begin_s, end_s=time.perf_counter())
+        return replace(step, begin_s=begin_s, end_s=self._device.stamp().seconds)
 
     def _batch(self) -> tuple[tuple[Tensor, ...], BatchCut]:
         batch, _, _ = self._batches.take(self.num_steps)

@@ -8,7 +8,6 @@ whole batch.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from autotune.profilers.ranges import Ranges
 from autotune.runtime.codecs.factory import BufferShape, make_codec
 from autotune.runtime.codecs.protocol import Codec
-from autotune.runtime.device import Waits
+from autotune.runtime.device import CPU, Stamp, Waits, handle_of
 from autotune.runtime.reduce.fusion_buffer import FlatGradients
 from autotune.runtime.reduce.owed import collect, hand_over
 from autotune.runtime.transport.traced_group import Delivery, set_recording, taken
@@ -35,7 +34,7 @@ class Bucket(FlatGradients):
         super().__init__(parameters)
         self.codec = codec
         self.missing = len(parameters)
-        self.ready_s: float | None = None
+        self.ready: Stamp | None = None
 
     def reset(self) -> None:
         """Zero the gradients in place and let every `parameter.grad` be its view again."""
@@ -138,6 +137,7 @@ class BucketReducer(RecordingGroup):
             Bucket(parameters, make_codec(plan.compression, BufferShape.of(parameters, group)))
             for parameters in assign_buckets(list(model.parameters()), plan.comm.bucket_bytes)
         ]
+        self._device = handle_of(self.buckets[0].flat) if self.buckets else CPU
         self._posted: list[tuple[Bucket, Tensor, Any]] = []
         self._syncs = True
         self.stalls = Waits()
@@ -152,7 +152,7 @@ class BucketReducer(RecordingGroup):
         self._posted.clear()
         for bucket in self.buckets:
             bucket.reset()
-            bucket.ready_s = None
+            bucket.ready = None
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -176,7 +176,7 @@ class BucketReducer(RecordingGroup):
     def sent(self) -> Sent:
         sent = super().sent()
         deliveries = [
-            replace(delivery, ready_s=bucket.ready_s)
+            replace(delivery, ready_s=bucket.ready.seconds if bucket.ready is not None else None)
             for delivery, bucket in zip(sent.deliveries, self.buckets, strict=False)
         ]
         return replace(sent, deliveries=tuple(deliveries))
@@ -204,7 +204,7 @@ class BucketReducer(RecordingGroup):
                 return
             bucket.missing -= 1
             if bucket.missing == 0:
-                bucket.ready_s = time.perf_counter()
+                bucket.ready = self._device.stamp()
             # In order only: a full bucket waits for the earlier ones, as on every other rank.
             while len(self._posted) < len(self.buckets) and self.buckets[len(self._posted)].missing == 0:
                 self._post(self.buckets[len(self._posted)])

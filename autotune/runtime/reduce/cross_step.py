@@ -14,6 +14,7 @@ reason.
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from autotune.runtime.device import Between
 from autotune.runtime.override import Override
 from autotune.runtime.reduce.bucketed import Sent
 from autotune.runtime.reduce.buffer_optimizer import BufferOptimizer, needs_all, reason_against
@@ -57,6 +59,8 @@ class CrossStepReducer(ScheduledReducer):
         """Called with `barrier_reason` when it is set during training."""
         self._replaced: list[tuple[Any, str, Any]] = []
         self._by_optimizer: list[BufferOptimizer] = []
+        self._updates: deque[Between] = deque()
+        """What an accelerator has updated since the last stall, or will."""
         self._is_compiled = self._is_first_over = False
         super().__init__(model, optimizers, plan, group, settings)
         for reason in filter(None, map(reason_against, self._optimizers if self._may_overlap else ())):
@@ -180,10 +184,12 @@ class CrossStepReducer(ScheduledReducer):
     # -- what a script does while steps overlap --------------------------------------------------------------------------
 
     def stall(self, buffer: FusionBuffer) -> None:
-        """Wait for a buffer and count the seconds: the device is idle meanwhile."""
+        """Wait for a buffer and count the seconds in which the device is idle: an accelerator updates others meanwhile."""
         begun = self._device.stamp()
         seconds = self._wait([buffer])
-        self.stalls.add(begun, self._device.stamp())
+        arrived = buffer.arrived if self._device.is_accelerator else None
+        updates = [self._updates.popleft() for _ in range(len(self._updates))]
+        self.stalls.add(begun, arrived or self._device.stamp(), updates)
         self._settings.on_stall(seconds)
 
     def read(self, buffer: FusionBuffer) -> None:
@@ -244,8 +250,11 @@ class CrossStepReducer(ScheduledReducer):
         assert buffer.optimizer_index is not None
         buffer.requested.wait()
         buffer.written.wait()
+        begun = self._device.stamp()
         self._by_optimizer[buffer.optimizer_index].update(buffer, options)
         written = self._device.mark()
+        if self._device.is_accelerator:
+            self._updates.append((begun, self._device.stamp()))
         with self._changing:
             buffer.written, buffer.options = written, None
 

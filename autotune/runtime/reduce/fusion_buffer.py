@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from autotune.runtime.codecs.protocol import Codec
 from autotune.runtime.codecs.sufficient_factors import Factors
-from autotune.runtime.device import NO_MARK, Mark
+from autotune.runtime.device import NO_MARK, Mark, Stamp
 from autotune.runtime.reduce.step_position import CHECKS, checks_of
 
 _ALIGNED = 64
@@ -105,6 +105,8 @@ class FusionBuffer(FlatGradients):
         """Once completed: parameters, by place, that have a gradient on no rank."""
         self.options: list[dict[str, Any]] | None = None
         """The optimizer's options for the update that waits for this buffer to complete; None: no update waits."""
+        self.arrived: Stamp | None = None
+        """When the last exchange was over, before any update."""
         self.written: Mark = NO_MARK
         """Where a stream has written the completed gradients and, after an update, the parameters."""
         self.requested: Mark = NO_MARK
@@ -216,9 +218,10 @@ class FusionBuffer(FlatGradients):
         """The elements behind the marks: see `step_position.odd_rank`."""
         return self.more[len(self.parameters) : len(self.parameters) + CHECKS]
 
-    def complete(self, unused: Iterable[int], written: Mark) -> None:
+    def complete(self, unused: Iterable[int], written: Mark, arrived: Stamp) -> None:
         """The exchange is over. Called under the reducer's lock."""
-        self.unused, self.written, self.stage = frozenset(unused), written, Stage.COMPLETED
+        self.unused, self.written, self.arrived = frozenset(unused), written, arrived
+        self.stage = Stage.COMPLETED
 
     # -- what the script sees -------------------------------------------------------------------------------------------
 

@@ -269,9 +269,9 @@ class ScheduledReducer(BackwardPasses):
             buffer.round += 1
             self._sender.mark_ready(index, buffer.round, more, unused, position=buffer.position)
             return
-        written = self._device.mark()
+        written, arrived = self._device.mark(), self._device.stamp()
         with self._changing:
-            buffer.complete(unused, written)
+            buffer.complete(unused, written, arrived)
             options = buffer.options
         if options is not None:
             # In a stream of its own: it waits for the end of the backward pass, and later completions must not.

@@ -79,7 +79,7 @@ class Groups:
         self._check(transport, collective, servers)
         self._epoch += 1
         layers = self._real_groups(transport, timeout_s)
-        is_host_only = TRANSPORTS[transport].device == CPU.device.type
+        is_host_only = TRANSPORTS[transport].is_of_host
         failed = True
         try:
             if isinstance(layers[0], AcceleratorGroup):

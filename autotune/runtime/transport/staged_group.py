@@ -183,6 +183,7 @@ class StagedGroup(WrappedGroup):
         return self._device.pinned_like(tensor) if handle_of(tensor).is_accelerator else tensor
 
     def _send_out(self) -> None:
+        self._device.bind()
         stream = self._device.new_stream()
         failure: Exception | None = None
         host: list[Tensor] = []
@@ -215,6 +216,7 @@ class StagedGroup(WrappedGroup):
         return host
 
     def _take_in(self) -> None:
+        self._device.bind()
         stream = self._device.new_stream()
         while (item := self._arriving.get()) is not None:
             staged, host, posted = item
