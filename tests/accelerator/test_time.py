@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 import pytest
@@ -26,7 +25,8 @@ def test_a_device_three_times_slower_computes_three_times_longer(comm: CommPlan,
     for index in (0, 1):  # what counts is arithmetic, as in real models: tiny ones are made of launches
         devices.configure(index, launch_s=0.0, flops_per_s=5e9)
     ranks = jobs.device_ranks(jobs.workload("mlp"), plan, 6, over=over, slowness=(1000.0, 3000.0))
-    fast_s, slow_s = (median(step.compute_s for step in rank.steps[2:]) for rank in ranks)
+    # Of the step that a busy host has disturbed least: an accelerator to which nothing is launched is not told apart.
+    fast_s, slow_s = (min(step.compute_s for step in rank.steps[2:]) for rank in ranks)
     assert slow_s / fast_s == pytest.approx(3, rel=0.05)
 
 
