@@ -44,6 +44,7 @@ PROGRAMS = {
     "adversarial": "Adversarial scenarios for retuning, in real paced runs (5 min); `-- again`, or name some.",
     "online_cost": "What retuning costs: time of decisions, CPU time, bytes; paced (1 min); `-- again`: the kept run.",
     "control_plane": "CPU time and bytes of the control plane on 2 to 1,024 ranks, the most of them simulated (2 min).",
+    "host_waits": "How often the host waits for an accelerator in a step, counted on the fake one (5 min).",
     "equality": "Is scheduled training plain training, after 100 steps on 2 and 4 ranks? `-- again`: what is missing.",
     "publish": "Measure again what docs/results.md claims (15 min on a quiet machine), or the files named.",
     "race": "Race our plans against torch DDP in the lab (root, 30 min); `-- quick`: one cell, not kept.",

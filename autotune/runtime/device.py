@@ -14,7 +14,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -55,47 +55,6 @@ class Stamp:
     def seconds(self) -> float:
         """Blocks until the device has reached the point."""
         return self._at_s
-
-
-Between = tuple[Stamp, Stamp]
-"""From and to."""
-
-
-class Waits:
-    """When a device had nothing to do because the host waited for other ranks. Used by one thread, or `so_far` by others."""
-
-    def __init__(self, waits: Iterable[tuple[Between, Sequence[Between]]] = ()) -> None:
-        self._waits = list(waits)
-
-    def add(self, begun: Stamp, ended: Stamp, work: Sequence[Between] = ()) -> None:
-        """Stamps before and after the host waited; what it waited for may have been there before. `work`: what the device
-        did in another stream up to then, in order and never two at once, which is no waiting.
-        """
-        self._waits.append(((begun, ended), work))
-
-    @property
-    def seconds(self) -> float:
-        """How long in all, since the last `take`."""
-        return sum(end_s - begin_s for begin_s, end_s in self._idle())
-
-    def so_far(self) -> Waits:
-        """Those until now, for a thread that reads them later."""
-        return Waits(self._waits)
-
-    def take(self) -> tuple[tuple[float, float], ...]:
-        """All waits since the last call: from and to."""
-        idle, self._waits = tuple(self._idle()), []
-        return idle
-
-    def _idle(self) -> Iterator[tuple[float, float]]:
-        for (begun, ended), work in self._waits:
-            from_s, to_s = begun.seconds, ended.seconds
-            for busy, free in work:
-                if from_s < (until_s := min(busy.seconds, to_s)):
-                    yield from_s, until_s
-                from_s = max(from_s, free.seconds)
-            if from_s < to_s:
-                yield from_s, to_s
 
 
 class DeviceHandle:

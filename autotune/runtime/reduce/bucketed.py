@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from autotune.profilers.ranges import Ranges
 from autotune.runtime.codecs.factory import BufferShape, make_codec
 from autotune.runtime.codecs.protocol import Codec
-from autotune.runtime.device import CPU, Stamp, Waits, handle_of
+from autotune.runtime.device import CPU, Stamp, handle_of
 from autotune.runtime.reduce.fusion_buffer import FlatGradients
 from autotune.runtime.reduce.owed import collect, hand_over
 from autotune.runtime.transport.traced_group import Delivery, set_recording, taken
+from autotune.runtime.waits import Waits
 from autotune.workloads.plan import Plan
 from autotune.workloads.plan.buckets import bucket_indices
 

@@ -24,7 +24,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from autotune.runtime.device import Between
 from autotune.runtime.override import Override
 from autotune.runtime.reduce.bucketed import Sent
 from autotune.runtime.reduce.buffer_optimizer import BufferOptimizer, needs_all, reason_against
@@ -32,6 +31,7 @@ from autotune.runtime.reduce.fusion_buffer import FusionBuffer, Stage
 from autotune.runtime.reduce.make_buffers import optimized, roots_of
 from autotune.runtime.reduce.scheduled import ReducerSettings, ScheduledReducer
 from autotune.runtime.tracked import can_track, raw, track, untrack
+from autotune.runtime.waits import Between
 from autotune.workloads.plan import Plan
 
 READ = "gradients are read or changed between backward() and step(), for which all are needed"

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from autotune.runtime.device import Waits
 from autotune.runtime.reduce.bucketed import RecordingGroup
+from autotune.runtime.waits import Waits
 from autotune.workloads.plan import DDP_BUCKET_BYTES, MIB
 
 

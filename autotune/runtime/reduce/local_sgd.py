@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from autotune.runtime.device import Waits
 from autotune.runtime.reduce.bucketed import RecordingGroup
+from autotune.runtime.waits import Waits
 from autotune.workloads.plan import Plan
 
 

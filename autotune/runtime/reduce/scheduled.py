@@ -31,7 +31,7 @@ from autotune.profilers.ranges import Ranges
 from autotune.runtime.codecs.protocol import SUM, Round
 from autotune.runtime.codecs.sufficient_factors import Factors
 from autotune.runtime.control.network import Network
-from autotune.runtime.device import Waits, handle_of
+from autotune.runtime.device import handle_of
 from autotune.runtime.override import Hook
 from autotune.runtime.reduce.bucketed import Sent, sent_over
 from autotune.runtime.reduce.fusion_buffer import FusionBuffer, Stage
@@ -53,6 +53,7 @@ from autotune.runtime.reduce.sparse_rows import SparseBuffer
 from autotune.runtime.reduce.step_position import ended_early, odd_rank, out_of_step, position_of
 from autotune.runtime.tracked import raw
 from autotune.runtime.transport.traced_group import set_recording
+from autotune.runtime.waits import Waits
 from autotune.workloads.errors import SpecError, TrialTimeoutError
 from autotune.workloads.plan import Plan
 

@@ -18,10 +18,11 @@ from torch import nn
 from autotune.profilers.step_stats import StepStats
 from autotune.runtime.control.step_directives import StepCoordinator, StepReport
 from autotune.runtime.data.script_data import TrainingData
-from autotune.runtime.device import CPU, Stamp, Waits, handle_of
+from autotune.runtime.device import CPU, Stamp, handle_of
 from autotune.runtime.reduce.bucketed import Sent
 from autotune.runtime.train.retuned_trainer import parts_of
 from autotune.runtime.train.script_reducer import ScriptReducer
+from autotune.runtime.waits import Waits
 from autotune.workloads.plan import Plan
 
 ProbeLinks = Callable[[], tuple[float, ...]]

@@ -18,7 +18,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from autotune.runtime.device import Waits
 from autotune.runtime.override import Hook
 from autotune.runtime.reduce.batch_weights import BatchWeights
 from autotune.runtime.reduce.bucketed import RecordingGroup
@@ -26,6 +25,7 @@ from autotune.runtime.reduce.make_buffers import check_sparse, optimized, roots_
 from autotune.runtime.reduce.scheduled import ReducerSettings
 from autotune.runtime.reduce.step_position import odd_rank, out_of_step, position_of
 from autotune.runtime.tracked import accumulator_of
+from autotune.runtime.waits import Waits
 from autotune.workloads.errors import SpecError
 from autotune.workloads.plan import DDP_BUCKET_BYTES, MIB, Plan
 

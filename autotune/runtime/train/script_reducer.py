@@ -10,12 +10,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from autotune.runtime.device import Waits
 from autotune.runtime.reduce.bucketed import Sent
 from autotune.runtime.reduce.cross_step import CrossStepReducer
 from autotune.runtime.reduce.local_sgd import AveragingReducer
 from autotune.runtime.reduce.scheduled import ReducerSettings
 from autotune.runtime.train.script_ddp import ScriptDdp
+from autotune.runtime.waits import Waits
 from autotune.workloads.plan import Plan, ReducerKind
 
 

@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from autotune.runtime.device import Waits, handle_of
+from autotune.runtime.device import handle_of
 from autotune.runtime.override import Override
 from autotune.runtime.transport.traced_group import taken
+from autotune.runtime.waits import Waits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ from autotune.profilers.ranges import Ranges
 from autotune.runtime import device as devices
 from autotune.runtime.control.network import Network
 from autotune.runtime.data.micro_batches import MicroBatches, Pass, loss_of
-from autotune.runtime.device import DeviceHandle, Stamp, Waits
+from autotune.runtime.device import DeviceHandle, Stamp
 from autotune.runtime.emulate.device_pacer import DevicePacer
 from autotune.runtime.emulate.replay import Replay
 from autotune.runtime.reduce.bucketed import Reducer
@@ -31,6 +31,7 @@ from autotune.runtime.reduce.scheduled import ReducerSettings
 from autotune.runtime.train.memory import check_memory, static_bytes
 from autotune.runtime.train.step import Step
 from autotune.runtime.train.sync_batch_norm import SyncNorms
+from autotune.runtime.waits import Waits
 from autotune.workloads.capture import SavedTensorMeter
 from autotune.workloads.cluster import Device
 from autotune.workloads.errors import SpecError
