@@ -85,6 +85,12 @@ COVERS: dict[str, tuple[str, ...]] = {
         "autotune/provision/judge.py",
         "autotune/provision/policy.py",
     ),
+    "autotune/placement/test_stage_search.py": (
+        "autotune/placement/stage_moves.py",
+        "autotune/placement/stage_seeds.py",
+        "autotune/placement/stage_shape.py",
+        "autotune/placement/stage_times.py",
+    ),
     "autotune/runtime/codecs/test_protocol.py": (
         "autotune/runtime/codecs/error_feedback.py",
         "autotune/runtime/codecs/factory.py",

@@ -96,7 +96,12 @@ def _run_simulate(options: argparse.Namespace, arguments: list[str]) -> int:
 def _run_plan(options: argparse.Namespace, arguments: list[str]) -> int:
     from autotune.cli.predict import plan  # noqa: PLC0415
 
-    aim = Aim(objective=options.objective, min_throughput=options.min_throughput, method=options.method)
+    aim = Aim(
+        objective=options.objective,
+        min_throughput=options.min_throughput,
+        method=options.method,
+        any_plan=options.any_plan,
+    )
     return plan(make_job(Question, options, arguments), aim, export=options.export, as_json=options.json)
 
 

@@ -295,6 +295,11 @@ def _add_plan(commands: Any) -> None:
     parser.add_argument("--min-throughput", type=float, default=0.0, metavar="X", help="samples per second at least")
     parser.add_argument("--method", default="descent", choices=predicting(), help=_texts(predicting()))
     parser.add_argument("--allow-lossy", action="store_true", help="let the search round gradients to fp16 or bf16")
+    parser.add_argument(
+        "--any-plan",
+        action="store_true",
+        help="also propose what no job runs yet, such as tensor-parallel groups (default: only where nothing else fits)",
+    )
     _transports_option(parser, "choose from")
     parser.add_argument("--export", type=Path, metavar="FILE", help="write the plan to a file, for train --plan FILE")
     parser.set_defaults(subcommand="plan")

@@ -68,12 +68,14 @@ class Predictor:
     def total(self) -> int:
         return self.simulator.info.global_batch
 
-    def staged(self, transports: Sequence[str]) -> StagedPlans:
-        """Plans with pipeline stages, where they can run."""
+    def staged(self, transports: Sequence[str], *, runs_only: bool = True) -> StagedPlans:
+        """Plans with pipeline stages, where they can run. `runs_only`: none that is predicted but not run by any job yet."""
+        if "gloo" not in transports:
+            return NO_STAGES
         than = Plan(batch=BatchPlan(samples=self.balanced_split()))
-        return staged_plans(self.simulator, self.cuts, than) if "gloo" in transports else NO_STAGES
+        return staged_plans(self.simulator, self.cuts, than, runs_only=runs_only)
 
-    def space(self, transports: Sequence[str], *, allow_lossy: bool) -> Space:
+    def space(self, transports: Sequence[str], *, allow_lossy: bool, runs_only: bool = True) -> Space:
         known = [name for name in transports if name in self.simulator.costs.transports]
         problem = Problem(
             global_batch=self.total,
@@ -83,7 +85,7 @@ class Predictor:
             limits=self.bounds,
             transports=tuple(known or transports[:1]),
             loop=self.simulator.loop,
-            staged=self.staged(known or transports),
+            staged=self.staged(known or transports, runs_only=runs_only),
         )
         return problem.space(allow_lossy=allow_lossy)
 
@@ -260,10 +262,14 @@ class Planned:
 
 def plan(question: Question, predictor: Predictor, aim: Aim) -> Planned:
     """The best plan, and torch DDP's default beside it."""
-    simulator = predictor.simulator
-    space = predictor.space(question.transports, allow_lossy=question.allow_lossy)
-    judged = _search(aim, space, predictor, make_judge(simulator, aim), seed=question.seed)
-    found, best = judged[0]
+    simulator, judge = predictor.simulator, make_judge(predictor.simulator, aim)
+    judged: list[tuple[float, Plan]] = []
+    for runs_only in (False,) if aim.any_plan else (True, False):
+        space = predictor.space(question.transports, allow_lossy=question.allow_lossy, runs_only=runs_only)
+        judged += _search(aim, space, predictor, judge, seed=question.seed)
+        found, best = min(judged, key=lambda entry: entry[0])
+        if found < float("inf") or predictor.cuts is None:
+            break
     if found == float("inf"):
         wanted = f" with at least {aim.min_throughput:g} samples/s" if aim.min_throughput else ""
         raise InfeasiblePlanError(
@@ -271,7 +277,7 @@ def plan(question: Question, predictor: Predictor, aim: Aim) -> Planned:
         )
     even_split = default_plan(even(predictor.total, predictor.bounds), transport=space.transports[0])
     return Planned(
-        forecast=simulator.forecast(best),
+        forecast=_with_refusal(simulator.forecast(best)),
         default=simulator.forecast(even_split),
         objective=aim.objective,
         method=aim.method,
@@ -302,6 +308,15 @@ def stage_blocks(predictor: Predictor, num_stages: int | None, micro_batches: in
             f"no cut into {size} stages fits the devices of {predictor.cluster.name!r}: use more devices, or micro-batches"
         )
     return min(fitting, key=lambda one: one.makespan_s).graph
+
+
+def _with_refusal(forecast: Forecast) -> Forecast:
+    """With a note where no job runs the plan yet."""
+    try:
+        forecast.plan.check_runnable()
+    except SpecError as refused:
+        return replace(forecast, doubts=(*forecast.doubts, f"no job runs this plan: {refused}"))
+    return forecast
 
 
 def _search(

@@ -33,4 +33,6 @@ class Aim:
     objective: str = "time"
     min_throughput: float = 0.0
     method: str = "descent"
+    any_plan: bool = False
+    """Also what is predicted but not run by any job yet; else only where nothing else fits."""
     evaluations: int = 5_000

@@ -77,7 +77,7 @@ def stage_costs(graph: OpGraph, costs: Costs, samples: float) -> StageCosts:
     params = np.array([op.param_bytes for op in graph.ops], np.float64)
     share = graph.held_bytes / graph.param_bytes if graph.param_bytes else 0.0
     boundary = [0.0, *(boundary_bytes(graph, first) for first in range(1, len(graph.ops)))]
-    latency_s, per_byte_s = _links(costs.cluster)
+    latency_s, per_byte_s = device_links(costs.cluster)
     constant, _ = held_bytes(graph, costs)
     return StageCosts(
         forward_s=passes[FORWARD],
@@ -166,7 +166,7 @@ def _link_table(costs: StageCosts, cut: Cut) -> tuple[tuple[float, ...], ...]:
     return tuple(map(tuple, table))
 
 
-def _links(cluster: Cluster) -> tuple[Floats, Floats]:
+def device_links(cluster: Cluster) -> tuple[Floats, Floats]:
     """Latency, and seconds per byte of the slowest edge, of the path of each pair. Equal paths are followed once."""
     topology, size = cluster.topology, len(cluster.devices)
     latency_s, per_byte_s = np.zeros((size, size)), np.zeros((size, size))

@@ -1,22 +1,26 @@
-"""Candidate plans with pipeline stages: number of stages, cut, devices, number of micro-batches, order.
+"""Candidate plans with pipeline stages: number of stages, cut, replicas and their shares, number of micro-batches, order.
 
-For each number of stages and of micro-batches, the cut comes from dynamic programming over ops and devices (`chain_cut`). Then
-boundaries move while the simulator, which models shared links, predicts an improvement; the best few cuts are kept. Each
-cut is a candidate in the classic orders, and the best one also in a searched order. Plans that exceed a device's memory
-are left out. The plan contains the order, so all ranks run the same one and none repeats the search.
+Two searches. `stage_search` covers the whole space: replicas of unlike devices, tensor-parallel groups, all divisors of the batch
+as micro-batches. On few devices, stages of one device each are besides cut for every number of stages and of micro-batches
+by dynamic programming over ops and devices (`chain_cut`), and boundaries move while the simulator, which models shared
+links, predicts an improvement. What is kept is a candidate in the classic orders, and the best chain of single devices
+also in a searched order. Plans that exceed a device's memory are left out. The plan contains the order, so all ranks run
+the same one and none repeats the search.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from autotune.placement.chain_costs import Cut, StageCosts, at_cuts, cut_blocks, stage_costs
 from autotune.placement.chain_cut import cuts, neighbours
+from autotune.placement.stage_search import Found, StageSearch
 from autotune.schedule.search import search
 from autotune.simulate.simulator import Simulator
-from autotune.space.pipeline_points import CUTS, NO_STAGES, StagedPlans
+from autotune.space.pipeline_points import CUTS, NO_STAGES, StagedPlans, cut_of
 from autotune.workloads.blocks import Timetable
 from autotune.workloads.errors import InfeasiblePlanError
 from autotune.workloads.model_stages import StageCuts
@@ -30,6 +34,11 @@ _MOST_COUNTS = 4
 """The most numbers of micro-batches that are tried per number of stages."""
 _MOST_MOVES = 24
 _SEARCH_S = 3.0
+_MOST_CHAIN_RANKS = 8
+"""With more devices, stages are mostly of several."""
+_MOST_SHAPES = 24
+_MOST_TASKS = 400_000
+"""Of all candidates of the search together: long steps leave room for few."""
 _PROMISING = 1.25
 """An order is searched where the best classic one takes at most this many times the step of a plan without stages."""
 
@@ -45,20 +54,63 @@ class _Candidate:
 
 
 def staged_plans(
-    simulator: Simulator, places: StageCuts | None, than: Plan, *, search_s: float = _SEARCH_S
+    simulator: Simulator, places: StageCuts | None, than: Plan, *, search_s: float = _SEARCH_S, runs_only: bool = True
 ) -> StagedPlans:
     """All candidates, ordered by stages, micro-batches, cuts; none where the model cannot be cut.
 
-    `than`: a plan without stages, to compare with.
+    `than`: a plan without stages, to compare with. `runs_only`: none that is predicted but not run by any job yet.
     """
     if places is None:
         return NO_STAGES
-    finder = _Finder(simulator, places)
-    candidates = [candidate for size, count in finder.sizes() for candidate in finder.candidates(size, count)]
-    best = min(candidates, key=lambda candidate: candidate.step_s, default=None)
-    if best is not None and search_s > 0 and best.step_s <= _PROMISING * _step_s(simulator, than):
-        candidates += finder.searched(best, search_s)
-    return StagedPlans(plans=tuple(candidate.plan for candidate in candidates))
+    candidates = []
+    if len(simulator.costs.cluster.devices) <= _MOST_CHAIN_RANKS:
+        finder = _Finder(simulator, places)
+        candidates = [candidate for size, count in finder.sizes() for candidate in finder.candidates(size, count)]
+        best = min(candidates, key=lambda candidate: candidate.step_s, default=None)
+        if best is not None and search_s > 0 and best.step_s <= _PROMISING * _step_s(simulator, than):
+            candidates += finder.searched(best, search_s)
+    found = StageSearch(simulator, places, runs_only=runs_only).run()
+    steps_s = {one.plan: one.step_s for one in candidates} | _in_orders(simulator, found, runs_only=runs_only)
+    return StagedPlans(plans=tuple(_best_cuts(steps_s)))
+
+
+def _best_cuts(steps_s: Mapping[Plan, float]) -> list[Plan]:
+    """All orders of the best few cuts for each number of stages and of micro-batches, the best first."""
+    found: dict[tuple[int, int], list[tuple[Any, ...]]] = {}
+    by_cut: dict[tuple[Any, ...], list[Plan]] = {}
+    for plan in sorted(steps_s, key=steps_s.__getitem__):
+        assert plan.pipeline is not None
+        several = found.setdefault((len(plan.pipeline.first_ops), plan.pipeline.micro_batches), [])
+        key = cut_of(plan)
+        if key not in several and len(several) < len(CUTS):
+            several.append(key)
+        if key in several:
+            by_cut.setdefault(key, []).append(plan)
+    return [plan for size in sorted(found) for key in found[size] for plan in by_cut[key]]
+
+
+def _in_orders(simulator: Simulator, found: Sequence[Found], *, runs_only: bool) -> dict[Plan, float]:
+    """Seconds of what the search judged best and fits, in the classic orders."""
+    steps_s: dict[Plan, float] = {}
+    tasks = 0
+    for one in found:
+        # One stage with replicas is data parallelism, which overlaps its sums and has splits and codecs besides.
+        if one.value[0] > 0 or (runs_only and len(one.shape.stages) == 1):
+            continue
+        if len(steps_s) >= len(CLASSIC) * _MOST_SHAPES or (steps_s and tasks > _MOST_TASKS):
+            break
+        for schedule in CLASSIC if tasks < _MOST_TASKS else (one.shape.schedule,):
+            plan = _in_order(one.plan, schedule)
+            simulated = simulator.simulate(plan)
+            tasks += simulated.tasks.num_tasks
+            if simulator.fits(plan, simulated):
+                steps_s[plan] = simulated.step_s
+    return steps_s
+
+
+def _in_order(plan: Plan, schedule: str) -> Plan:
+    assert plan.pipeline is not None
+    return replace(plan, pipeline=replace(plan.pipeline, schedule=schedule))
 
 
 def _step_s(simulator: Simulator, plan: Plan) -> float:

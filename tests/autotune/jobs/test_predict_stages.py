@@ -103,3 +103,59 @@ def test_a_stage_beyond_the_model_is_refused():
     plan = Plan(batch=BatchPlan(samples=(32, 32, 32, 32)), pipeline=pipeline)
     with pytest.raises(SpecError, match="400"):
         simulator_of(digits_graph(), MIXED4, []).forecast(plan)
+
+
+GPUS = """
+[device.a100]
+flops = "20 GFLOP/s"
+memory_bandwidth = "20 GB/s"
+memory = "{memory:g} MB"
+[device.v100]
+flops = "8 GFLOP/s"
+memory_bandwidth = "9 GB/s"
+memory = "{half:g} MB"
+"""
+
+
+def test_sixteen_mixed_gpus_hold_what_none_of_them_holds(capsys, tmp_path):
+    """Four hosts, one of them with both kinds: the model's state alone is larger than any device's memory."""
+    text = GPUS.format(memory=1.2, half=0.8)
+    for name, devices in (
+        ("a", '"4 x a100"'),
+        ("b", '"4 x v100"'),
+        ("c", '"4 x v100"'),
+        ("d", '"2 x a100", "2 x v100"'),
+    ):
+        text += f'[[host]]\nname = "{name}"\ndevices = [{devices}]\nuplink = "1 Gbit/s"\ndownlink = "1 Gbit/s"\n'
+    (tmp_path / "gpus.toml").write_text(text)
+    code, out, err = run(
+        capsys,
+        *("plan", "--workload", "vgg-tiny", "--cluster", str(tmp_path / "gpus.toml")),
+        *("--results", str(tmp_path), "--json"),
+    )
+    assert code == 0, err
+    found = json.loads(out)["forecast"]
+    stages = found["plan"]["pipeline"]["stage_ranks"]
+    assert len(stages) > 1
+    assert max(map(len, stages)) > 1
+    assert not any("no job runs" in doubt for doubt in found["doubts"])
+    for rank in found["ranks"]:
+        assert rank["peak_memory_bytes"] <= rank["memory_bytes"]
+
+
+def test_what_no_job_runs_is_proposed_if_asked(capsys, tmp_path):
+    """Two devices on one host, where messages are free."""
+    found = {}
+    for options in ((), ("--any-plan",)):
+        text = GPUS.format(memory=1000, half=1000) + '[[host]]\nname = "a"\ndevices = ["2 x a100"]\n'
+        (tmp_path / "two.toml").write_text(text)
+        code, out, err = run(
+            capsys,
+            *("plan", "--workload", "vgg-tiny", "--cluster", str(tmp_path / "two.toml"), *options),
+            *("--results", str(tmp_path), "--json"),
+        )
+        assert code == 0, err
+        forecast = json.loads(out)["forecast"]
+        found[options] = any("no job runs" in doubt for doubt in forecast["doubts"]), forecast["step_s"]
+    assert not found[()][0]
+    assert found["--any-plan",][1] <= found[()][1]
