@@ -1,6 +1,4 @@
-"""Fake accelerators with defects, for the self-test: `autotune doctor --load tests.accelerator.defects`.
-
-FGPU_DEFECTS names them, each with the rank that has it: `sum:1,clock:0`.
+"""Defects of fake accelerators, for the self-test; in ranks by `autotune doctor --load tests.accelerator.defective`.
 
 - sum: one element of every all-reduce is wrong on this rank
 - absent: this rank does not take part in all-reduces
@@ -12,15 +10,12 @@ FGPU_DEFECTS names them, each with the rank that has it: `sum:1,clock:0`.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-import tests.accelerator.nccl_transport  # noqa: F401 - the transport "fake-nccl"
-from autotune.runtime.launch.launcher import launcher_of
 from autotune.runtime.transport.staged_group import StagedGroup
 from tests.accelerator import copies
 from tests.accelerator.device_module import DeviceModule
@@ -96,7 +91,3 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "meter": dead_meter,
     "freeze": freeze,
 }
-for named in filter(None, os.environ.get("FGPU_DEFECTS", "").split(",")):
-    name, _, rank = named.partition(":")
-    if launcher_of(os.environ).rank == int(rank):
-        DEFECTS[name]()

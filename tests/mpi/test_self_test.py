@@ -66,7 +66,7 @@ def test_a_healthy_job_on_fake_accelerators(tmp_path: Path) -> None:
 def test_each_defect_has_its_line(tmp_path: Path) -> None:
     """Four at once: each is named with its rank, and none hides another one."""
     env = DEVICES | {"FGPU_DEFECTS": "sum:1,message:0,clock:0,meter:1"}
-    loaded = ("--load", "tests.accelerator.defects")
+    loaded = ("--load", "tests.accelerator.defective")
     done = autotune(2, "doctor", *loaded, "--json", "--quiet", cwd=tmp_path, timeout_s=170, env=env)
     assert done.code == 1
     found = problems(done)
@@ -82,7 +82,7 @@ def test_each_defect_has_its_line(tmp_path: Path) -> None:
 @needs_fake
 def test_a_device_that_hangs_and_a_rank_that_is_absent_leave_no_rank_waiting(tmp_path: Path) -> None:
     env = DEVICES | {"FGPU_DEFECTS": "absent:1,freeze:0"}
-    loaded = ("--load", "tests.accelerator.defects")
+    loaded = ("--load", "tests.accelerator.defective")
     done = autotune(2, "doctor", *loaded, "--json", "--quiet", cwd=tmp_path, timeout_s=110, env=env)
     assert done.code == 1
     found = problems(done)
