@@ -34,10 +34,11 @@ class Finished:
 
 def start(num_ranks: int, *command: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """mpirun in a process group of its own; single-threaded ranks."""
-    return _start([str(MPIRUN), "-n", str(num_ranks), *FLAGS, sys.executable, *command], cwd, env)
+    return run_command([str(MPIRUN), "-n", str(num_ranks), *FLAGS, sys.executable, *command], cwd, env)
 
 
-def _start(command: list[str], cwd: Path, env: dict[str, str] | None) -> subprocess.Popen[str]:
+def run_command(command: list[str], cwd: Path, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """Any command, in a process group of its own."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | (env or {})
     return subprocess.Popen(
         command,
@@ -62,7 +63,7 @@ def torchrun(
 ) -> Finished:
     """Run `python COMMAND` on that many ranks, started by torchrun on a free port."""
     agent = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    return _finished(_start([sys.executable, *agent, *command], cwd, env), timeout_s)
+    return _finished(run_command([sys.executable, *agent, *command], cwd, env), timeout_s)
 
 
 def _finished(process: subprocess.Popen[str], timeout_s: float) -> Finished:

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import DistNetworkError, DistStoreError
 
+from autotune.runtime.control.address import LOOPBACK, own_networks
 from autotune.runtime.control.messages import decode, encode
 from autotune.runtime.control.mpi import Control, RankSilentError
 from autotune.runtime.control.network import REPORTED
@@ -195,7 +196,7 @@ def _open(where: Rendezvous, *, serves: bool) -> TCPStore:
     timeout = timedelta(seconds=_OPEN_S)
     try:
         if serves:
-            listener = socket.create_server(("127.0.0.1" if where.address == "127.0.0.1" else "", where.port))
+            listener = socket.create_server((_listen_address(where.address), where.port))
             return TCPStore(
                 where.address,
                 where.port,
@@ -215,6 +216,18 @@ def _open(where: Rendezvous, *, serves: bool) -> TCPStore:
             f"no store of rank 0 at {where.address}:{where.port} (from {where.chosen_by}) within {_OPEN_S:g} s: set "
             f"MASTER_ADDR and MASTER_PORT to an address of its host that the other hosts reach ({error})"
         ) from error
+
+
+def _listen_address(name: str) -> str:
+    """The address of this host that the name stands for, so that no other interface listens; all of them if it stands for
+    none that other hosts reach: the name of a Debian host is 127.0.1.1 on that host, and rank 0 connects by that name too.
+    """
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        return ""
+    is_own = any(address == one.partition("/")[0] for one in own_networks())
+    return address if is_own or name in {"localhost", LOOPBACK} else ""
 
 
 def _wait_for_listener(where: Rendezvous) -> None:

@@ -14,6 +14,12 @@ from autotune.workloads.errors import MissingDependencyError
 
 NO_FABRIC = ("--mca", "btl", "^ofi")
 """Open MPI takes a second to search for a fast network between hosts; the ranks of one host need none."""
+_NO_NETWORK = ("--mca", "btl", "^ofi,tcp")
+"""Ranks of one host send each other MPI messages by shared memory. Open MPI's own TCP ports would accept any connection, on all
+interfaces, and wait for each stranger: 30 of them held up a job of three ranks for more than a minute.
+"""
+_ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+"""In an allocation mpirun may start ranks on several hosts."""
 
 
 def find_mpirun() -> str | None:
@@ -39,7 +45,8 @@ def mpirun_command(num_ranks: int, arguments: Sequence[str], *, num_cores: int, 
         )
     command = [mpirun, "-n", str(num_ranks)]
     if mpi_flavour(mpirun) == "openmpi":
-        command += ["--bind-to", "none", *NO_FABRIC]
+        in_allocation = any(name in os.environ for name in _ALLOCATIONS)
+        command += ["--bind-to", "none", *(NO_FABRIC if in_allocation else _NO_NETWORK)]
         command += ["--oversubscribe"] if num_ranks > num_cores else []
         command += ["--allow-run-as-root"] if is_root else []
     return [*command, sys.executable, "-m", "autotune", *arguments]

@@ -186,3 +186,25 @@ def test_a_rank_that_fails_ends_the_others_at_once(how: str, expected: int) -> N
     found = slurm_job(how)
     assert [code for code, *_ in found] == [expected, expected]
     assert ("ValueError: out of luck" in found[0][2]) == (how == "raises")
+
+
+@pytest.mark.parametrize(
+    ("resolved", "expected"),
+    [("10.0.0.5", "10.0.0.5"), ("127.0.1.1", ""), ("10.0.0.9", ""), (None, "")],
+    ids=["own address", "only this host", "another host's", "unknown"],
+)
+def test_the_store_listens_on_the_address_that_the_others_use(
+    resolved: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(_name: str) -> str:
+        if resolved is None:
+            raise OSError("unknown")
+        return resolved
+
+    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    monkeypatch.setattr(module, "own_networks", lambda: ["192.168.0.2/24", "10.0.0.5/8"])
+    assert module._listen_address("node1") == expected
+
+
+def test_the_store_of_one_machine_listens_on_loopback() -> None:
+    assert module._listen_address("127.0.0.1") == "127.0.0.1"

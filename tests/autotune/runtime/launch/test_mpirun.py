@@ -89,12 +89,21 @@ def test_the_mpirun_of_this_machine_is_recognised() -> None:
     ],
 )
 def test_open_mpi_gets_the_options_that_it_needs(
-    num_ranks: int, num_cores: int, is_root: bool, options: list[str]
+    num_ranks: int, num_cores: int, is_root: bool, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in mpirun._ALLOCATIONS:
+        monkeypatch.delenv(name, raising=False)
     command = mpirun_command(num_ranks, ["sweep", "--json"], num_cores=num_cores, is_root=is_root)
     ours = [sys.executable, "-m", "autotune", "sweep", "--json"]
-    always = ["--bind-to", "none", "--mca", "btl", "^ofi"]
+    always = ["--bind-to", "none", "--mca", "btl", "^ofi,tcp"]
     assert command == ["/opt/mpirun", "-n", str(num_ranks), *always, *options, *ours]
+
+
+@pytest.mark.usefixtures("openmpi")
+def test_in_an_allocation_open_mpi_may_use_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    command = mpirun_command(2, [], num_cores=2, is_root=False)
+    assert command[command.index("--mca") :][:3] == ["--mca", "btl", "^ofi"]
 
 
 def test_mpich_gets_no_options_of_open_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
