@@ -1,4 +1,4 @@
-"""What the control plane costs rank 0 as ranks grow: CPU time and bytes of a step, and messages of the start.
+"""What the control plane costs rank 0 as ranks grow: CPU time and bytes of a step. `start_up` counts messages of the start.
 
     python -m tests.benchmarks.control_plane [--ranks 64 1024] [--steps N]
 
@@ -240,7 +240,6 @@ def measure(size: int, steps: int) -> dict[str, Any]:
         "bytes_received_per_rank": median(row["sent_per_child"] for row in rows),
         "bytes_sent_by_rank_0": median(row["sent"] for row in rows),
         "bytes_received_by_rank_0": median(row["received"] for row in rows),
-        "start_messages": 2 * 2 * (size - 1) + 3 * (size - 1),
         "bar_cpu_s": BARS_S.get(size),
         "bar_bytes": MOST_BYTES,
     }
