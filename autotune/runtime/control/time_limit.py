@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from autotune.runtime.control.mpi import Control
 
 SET_UP_VARIABLE = "AUTOTUNE_SETUP_LIMIT"
-_SET_UP_S = 600.0
+_SET_UP_S = 1800.0
 _OTHERS_S = 5.0
 """How long the others have to end the job, before this rank does so itself."""
 

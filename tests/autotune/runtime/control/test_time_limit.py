@@ -68,7 +68,7 @@ def test_work_within_its_limit_ends_nothing() -> None:
     assert not control.has_aborted.is_set()
 
 
-@pytest.mark.parametrize(("value", "limit_s"), [("30", 30.0), ("", 600.0), ("soon", 600.0)])
+@pytest.mark.parametrize(("value", "limit_s"), [("30", 30.0), ("", 1800.0), ("soon", 1800.0)])
 def test_the_limit_of_the_set_up_can_be_changed(value: str, limit_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SET_UP_VARIABLE, value)
     assert set_up_limit_s() == limit_s
