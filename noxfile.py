@@ -48,6 +48,7 @@ PROGRAMS = {
     "start_up": "Messages and seconds of the start of a job on 4 to 64 real ranks (15 GB of memory, 5 min).",
     "equality": "Is scheduled training plain training, after 100 steps on 2 and 4 ranks? `-- again`: what is missing.",
     "publish": "Measure again what docs/results.md claims (15 min on a quiet machine), or the files named.",
+    "external": "The simulator against measurements of others: `-- DATA_DIR` (5 min); `-- DATA_DIR --quick`: the scores only.",
     "race": "Race our plans against torch DDP in the lab (root, 30 min); `-- quick`: one cell, not kept.",
     "meta_lab": "The meta-network on real lab runs (root, 7 min); `-- again`: grade the kept runs again.",
 }

@@ -16,6 +16,11 @@ COVERS: dict[str, tuple[str, ...]] = {
         "autotune/runtime/device.py",
         "autotune/runtime/transport/staged_group.py",
     ),
+    "autotune/calibrate/test_fit_steps.py": (
+        "autotune/calibrate/import_steps.py",
+        "autotune/calibrate/step_model.py",
+        "results/imports/step_rows.py",
+    ),
     "autotune/cli/test_init.py": ("results/text/cluster_text.py",),
     "autotune/simulate/test_stages.py": (
         "autotune/simulate/cost_tables.py",

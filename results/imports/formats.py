@@ -12,6 +12,9 @@ from autotune.results.imports.metis import is_metis
 from autotune.results.imports.table import read_source
 from autotune.workloads.errors import SpecError, unknown_name
 
+STEPS = "steps"
+"""Read by `autotune.results.imports.step_rows`, and fitted by the simulator instead of copied."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Format:
@@ -54,6 +57,15 @@ register(
 )
 
 
+register(
+    STEPS,
+    Format(
+        text="CSV or JSON rows of placement, local_bsz, step_time, sync_time: links and overlap are fitted to them",
+        read_by="autotune.calibrate.import_steps:read",
+    ),
+)
+
+
 def detect(files: Sequence[Path]) -> str:
     """The format that the names and first lines of the files show."""
     if not files:
@@ -63,6 +75,8 @@ def detect(files: Sequence[Path]) -> str:
     start = read_source(files[0])[:4096].lower()
     if "forward_compute_time=" in start:
         return "pipedream"
+    if "step_time" in start or "placement" in start.partition("\n")[0]:
+        return STEPS
     if any(word in start for word in ("forward", "fwd")) and any(word in start for word in ("layer", "tp", "mbs")):
         return "layers"
     raise SpecError(f"{str(files[0])!r} is of no format that is recognised: give --format, one of {', '.join(FORMATS)}")

@@ -1,0 +1,1 @@
+"""Costs fitted to measured steps instead of measured one by one."""
