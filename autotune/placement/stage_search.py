@@ -132,7 +132,8 @@ class StageSearch:
     def _step(self, shape: Shape) -> Shape | None:
         now = self.judged[shape]
         moved = [made for one in moves(shape, self.scene) if (made := self.times.shared_out(one)) is not None]
-        near = sorted({*moved, *share_moves(shape)} - self.judged.keys(), key=self._order)
+        moved += [one for one in share_moves(shape) if self.times.lanes_hold(one)]
+        near = sorted(set(moved) - self.judged.keys(), key=self._order)
         for one in near if self.times.num_ranks <= _SMALL_RANKS else near[:_TRIED]:
             if self._tasks_left <= 0:
                 return None

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -132,9 +133,15 @@ class StageTimes:
             if shares is None:
                 return None
             stages.append(Stage(first=stage.first, groups=stage.groups, shares=shares))
-        return Shape(
-            stages=tuple(stages), micro_batches=shape.micro_batches, sharing=shape.sharing, schedule=shape.schedule
-        )
+        made = replace(shape, stages=tuple(stages))
+        return made if self.lanes_hold(made) else None
+
+    def lanes_hold(self, shape: Shape) -> bool:
+        """Whether every lane of the executor (samples that stay together through all stages) is as large as the model needs."""
+        if shape.sharing != SPLIT or self.least == 1:
+            return True
+        ends = {0}.union(*(accumulate(stage.shares) for stage in shape.stages))
+        return all(b - a >= self.least for a, b in pairwise(sorted(ends)))
 
     def ends(self, shape: Shape) -> list[tuple[Stage, int, int]]:
         """Each stage with its end and the micro-batches that one of its replicas holds."""

@@ -13,6 +13,7 @@ from autotune.placement.stage_moves import moves, share_moves
 from autotune.placement.stage_search import StageSearch
 from autotune.placement.stage_seeds import lines
 from autotune.placement.stage_shape import to_shape
+from autotune.runtime.placed.plan_job import lanes_of
 from autotune.workloads.cluster import Cluster, Device, Host
 from autotune.workloads.topology import Fabric, Link
 from tests.autotune.placement.stage_cases import LeastSteps, cluster, every_plan, make_plan, model, simulator_of
@@ -255,6 +256,18 @@ def test_short_steps_judge_long_ones():
         shape = search.times.shared_out(replace(seed, sharing=sharing, micro_batches=count))
         assert search._short(shape) is not None
         assert search.judge(shape)[1] == pytest.approx(search._simulator.step_s(search.plan(shape)), rel=0.01)
+
+
+def test_no_lane_is_smaller_than_the_model_takes():
+    """BatchNorm takes two samples at least: also those that pass from one replica to one of the next stage."""
+    draw = random.Random(2)
+    graph, places = model(draw, 4)
+    simulator = simulator_of(graph, cluster(draw, 4, None), 12)
+    search = StageSearch(simulator, replace(places, min_samples=2), runs_only=True)
+    for found in search.run():
+        pipeline = found.plan.pipeline
+        for size, _ in lanes_of(pipeline, found.plan.batch.samples):
+            assert size >= 2
 
 
 def test_orders_of_devices():
