@@ -159,3 +159,19 @@ def test_what_no_job_runs_is_proposed_if_asked(capsys, tmp_path):
         found[options] = any("no job runs" in doubt for doubt in forecast["doubts"]), forecast["step_s"]
     assert not found[()][0]
     assert found["--any-plan",][1] <= found[()][1]
+
+
+def test_what_no_job_runs_is_proposed_where_nothing_else_fits(capsys, tmp_path):
+    """A layer that no device holds: only devices that share its ops do, which is said."""
+    text = GPUS.format(memory=0.35, half=0.35) + '[[host]]\nname = "a"\ndevices = ["4 x a100"]\n'
+    (tmp_path / "four.toml").write_text(text)
+    code, out, err = run(
+        capsys,
+        *("plan", "--workload", "vgg-tiny", "--cluster", str(tmp_path / "four.toml")),
+        *("--results", str(tmp_path), "--json"),
+    )
+    assert code == 0, err
+    found = json.loads(out)["forecast"]
+    assert found["plan"]["pipeline"]["tensor_parallel"] > 1
+    assert any("no job runs this plan: the plan's tensor_parallel" in doubt for doubt in found["doubts"])
+    assert all(rank["peak_memory_bytes"] <= 0.35e6 for rank in found["ranks"])
