@@ -17,10 +17,21 @@ from autotune.space.comm_knobs import MIN_BUCKET_LOG2
 from autotune.space.pipeline_points import StagedPlans
 from autotune.space.space import Space, configurations, max_bucket_log2
 from autotune.space.split_points import MAX_LOG_SHARE
-from autotune.workloads.plan import CODECS, BatchPlan, CommPlan, CompressionPlan, KindCodec, PipelinePlan, Plan
+from autotune.workloads.cluster import load_cluster
+from autotune.workloads.plan import (
+    CODECS,
+    COLLECTIVES,
+    BatchPlan,
+    CommPlan,
+    CompressionPlan,
+    KindCodec,
+    PipelinePlan,
+    Plan,
+)
 from autotune.workloads.serial import from_data, to_data
 from autotune.workloads.split import Bounds, bounds, proportional
 from autotune.workloads.workload import Loop
+from tests.autotune.simulate.test_shipped_clusters import simulator_of
 from tests.results import sample
 
 MIXED4 = (1.0, 1 / 1.5, 1 / 2, 1 / 4)
@@ -131,6 +142,30 @@ def test_one_rank_has_nothing_to_schedule() -> None:
     assert configurations(1, ("gloo",)) == {"reducers": ("bucketed",), "collectives": ("ring",)}
     assert configurations(4, ("nccl",))["reducers"] == ("bucketed",)
     assert "shards" in configurations(2, ("gloo", "mpi"))["collectives"]
+
+
+@pytest.mark.parametrize(
+    ("name", "has_groups"),
+    [("two-hosts-of-two", True), ("two-beside-four", True), ("mixed4", False), ("this-machine-x4", False)],
+)
+def test_sums_within_hosts_are_proposed_where_hosts_have_several_ranks(name: str, has_groups: bool) -> None:
+    cluster = load_cluster(name)
+    collectives = configurations(len(cluster.devices), ("gloo",), cluster=cluster)["collectives"]
+    assert ("hierarchical" in collectives) == ("hierarchical-shards" in collectives) == has_groups
+    assert {"ring", "shards"} <= set(collectives)
+
+
+def test_the_best_predicted_collective_of_such_a_cluster_sums_within_hosts() -> None:
+    """Of all buckets, collectives and reducers around the devices' speeds, without a word about it."""
+    simulator = simulator_of("vgg", "two-hosts-of-two")
+    cluster = simulator.costs.cluster
+    chosen = configurations(4, ("gloo",), cluster=cluster)
+    plans = space(codecs=("none",), **chosen)
+    found = [plans.with_knobs((21, 21, 11, 11), point) for point in plans.grid()]
+    best = min(found, key=simulator.step_s)
+    assert COLLECTIVES[best.comm.collective].sums_in_hosts
+    ring = min((plan for plan in found if plan.comm.collective == "ring"), key=simulator.step_s)
+    assert simulator.step_s(ring) > 1.2 * simulator.step_s(best)
 
 
 def test_a_loop_that_clips_is_offered_no_steps_that_cross() -> None:
