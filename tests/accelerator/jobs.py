@@ -19,10 +19,11 @@ from autotune.runtime.device import handle
 from autotune.runtime.errors import PeerLostError
 from autotune.runtime.train.trainer import RankContext, Trainer, needs_norm_group
 from autotune.runtime.transport.accelerator_group import AcceleratorGroup
-from autotune.runtime.transport.shard_group import ShardGroup
+from autotune.runtime.transport.collective_groups import WrapGroup
 from autotune.runtime.transport.staged_group import StagedGroup
-from autotune.workloads.cluster import Cluster, load_cluster
-from autotune.workloads.plan import Plan
+from autotune.workloads.cluster import Cluster, Device, Host, load_cluster
+from autotune.workloads.plan import COLLECTIVES, Plan
+from autotune.workloads.plan.choices import load
 from autotune.workloads.registry import load_workload
 from tests.accelerator import devices, races, streams, timeline
 from tests.accelerator.counts import counts
@@ -37,6 +38,8 @@ SHARDS, SERVER = "shards", "server"
 """Staged, by owner shards and by a parameter server; also on CPUs."""
 OWNED = {SHARDS: (0.75, 0.25), SERVER: (0.0, 1.0)}
 """What each of two ranks owns."""
+IN_HOSTS = ("hierarchical", "hierarchical-shards")
+"""Summed within each half of the ranks first."""
 
 
 class Built:
@@ -177,13 +180,21 @@ def _train_device(job: Any, plan: Plan, num_steps: int, rank: int, store: Any, o
         return _train(job, plan, num_steps, context, groups)
 
 
+def _two_hosts(num_ranks: int) -> Cluster:
+    sizes = (num_ranks // 2, num_ranks - num_ranks // 2)
+    hosts = tuple(Host(name=f"host{k}", devices=(Device(name="device"),) * n) for k, n in enumerate(sizes))
+    return Cluster(name="two hosts", hosts=hosts)
+
+
 @contextmanager
 def _host_group(over: str, gloo: Any) -> Iterator[Any]:
     """Gloo, or a group that is made of its messages."""
-    if over not in OWNED:
+    if over not in (*OWNED, *IN_HOSTS):
         yield gloo
         return
-    group = ShardGroup(gloo, OWNED[over])
+    group = load(COLLECTIVES[over].wrapped_by)(
+        WrapGroup(inner=gloo, cluster=_two_hosts(gloo.size()), servers=(1,), shares=OWNED.get(over, ()))
+    )
     try:
         yield group
     finally:

@@ -103,6 +103,20 @@ def test_sums_by_messages_are_those_on_cpus(case: tuple[str, str, str], over: st
     assert away(case, over) < 1e-10
 
 
+@pytest.mark.parametrize(
+    ("reducer", "sent", "collective"),
+    [("bucketed", "none", jobs.IN_HOSTS[0]), ("overlap", "none", jobs.IN_HOSTS[1])],
+)
+def test_sums_within_hosts_first_train_as_a_ring_does(reducer: str, sent: str, collective: str) -> None:
+    """Uneven samples on two hosts of two ranks, one rank with none; on CPUs, and staged from fake devices."""
+    job = jobs.workload("mlp")
+    samples = (job.global_batch - 5, 0, 3, 2)
+    plan = replace(plan_of(job, reducer, sent), batch=BatchPlan(samples=samples))
+    ring = jobs.cpu_ranks(job, plan, NUM_STEPS)
+    assert jobs.away(jobs.cpu_ranks(job, plan, NUM_STEPS, over=collective), ring) < 1e-10
+    assert jobs.away(jobs.device_ranks(job, plan, NUM_STEPS, over=collective), ring) < 1e-10
+
+
 def test_every_reducer_and_codec_is_among_the_cases() -> None:
     cases = allowed()
     assert {reducer for _, reducer, _ in cases} == set(REDUCERS) >= {*ReducerKind}
