@@ -96,6 +96,11 @@ COVERS: dict[str, tuple[str, ...]] = {
         "autotune/placement/stage_shape.py",
         "autotune/placement/stage_times.py",
     ),
+    "mpi/test_left_out.py": ("autotune/runtime/trial/members.py",),
+    "autotune/search/test_rank_sets.py": (
+        "autotune/search/set_moves.py",
+        "autotune/space/rank_sets.py",
+    ),
     "autotune/runtime/codecs/test_protocol.py": (
         "autotune/runtime/codecs/error_feedback.py",
         "autotune/runtime/codecs/factory.py",

@@ -66,10 +66,17 @@ def proportional(weights: Sequence[float], total: int, limits: Bounds) -> tuple[
     lows, highs = limits.minimums, limits.caps
     samples = [min(max(int(share), low), high) for share, low, high in zip(ideal, lows, highs, strict=True)]
     # Floats choose the shape only; integers make the sum, so it has no rounding error.
-    while (missing := total - sum(samples)) != 0:
-        sign = 1 if missing > 0 else -1
-        able = [i for i in range(len(samples)) if lows[i] <= samples[i] + sign <= highs[i]]
-        samples[max(able, key=lambda i: (sign * (ideal[i] - samples[i]), -i))] += sign
+    missing = total - sum(samples)
+    sign = 1 if missing > 0 else -1
+    queue = [
+        (sign * (samples[i] - ideal[i]), i) for i in range(len(samples)) if lows[i] <= samples[i] + sign <= highs[i]
+    ]
+    heapq.heapify(queue)
+    for _ in range(abs(missing)):
+        _, i = heapq.heappop(queue)
+        samples[i] += sign
+        if lows[i] <= samples[i] + sign <= highs[i]:
+            heapq.heappush(queue, (sign * (samples[i] - ideal[i]), i))
     return tuple(samples)
 
 

@@ -39,6 +39,7 @@ from autotune.runtime.trial.workers import Workers
 from autotune.search.problem import Problem
 from autotune.simulate.limit import stated_sample_s, step_limit
 from autotune.space.pipeline_points import NO_STAGES, StagedPlans
+from autotune.space.rank_sets import ALL_RANKS, RankSets, among
 from autotune.workloads.capture import COUNTED, capture
 from autotune.workloads.changes.scenario import ChangingCluster
 from autotune.workloads.changes.scenario_file import load_scenario
@@ -89,6 +90,8 @@ class JobContext:
     """The training loop, as the workload states it."""
     staged: StagedPlans = NO_STAGES
     """Plans with pipeline stages that a search may choose."""
+    rank_sets: RankSets = ALL_RANKS
+    """Sets of ranks that a plan may use, besides all of them."""
     devices: str = ""
     """How many ranks compute on what, where any has an accelerator; recorded with the study."""
 
@@ -116,6 +119,7 @@ class JobContext:
             codecs=self.codecs,
             loop=self.loop,
             staged=self.staged,
+            rank_sets=self.rank_sets,
         )
 
 
@@ -264,7 +268,7 @@ def sample_bounds(workload: Described, graph: OpGraph, cluster: Cluster, *, tota
     ]
     limits = bounds(len(cluster.devices), total, minimum=workload.min_samples)
     limits.check(total)
-    limits = bounds(len(cluster.devices), total, minimum=workload.min_samples, caps=caps)
+    limits = without_small(bounds(len(cluster.devices), total, minimum=workload.min_samples, caps=caps))
     limits.check(total)
     return limits
 
@@ -277,6 +281,12 @@ def graph_bounds(workload: GraphWorkload, cluster: Cluster, *, total: int) -> Bo
         if workload.cuts is None:
             raise
         return bounds(len(cluster.devices), total, minimum=workload.min_samples)
+
+
+def without_small(limits: Bounds) -> Bounds:
+    """No samples for ranks whose memory does not hold the least that a rank can have, if it holds them on some other rank."""
+    able = [rank for rank, (low, cap) in enumerate(zip(limits.minimums, limits.caps, strict=True)) if cap >= low]
+    return among(limits, able) if able else limits
 
 
 def job_bounds(workload: Workload, graph: OpGraph, cluster: Cluster, *, total: int) -> Bounds:

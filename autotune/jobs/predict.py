@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from autotune.jobs.context import (
     JobContext,
     capture_workload,
@@ -35,10 +33,13 @@ from autotune.results.store.profile_file import load_profile, profile_path
 from autotune.results.store.record import WorkloadInfo
 from autotune.runtime.placed.find_cuts import stage_cuts
 from autotune.search.methods import METHODS, PredictedSearch
+from autotune.search.predicted_costs import rank_costs
 from autotune.search.problem import Problem
+from autotune.search.rank_sets import RankSet, as_choices, left_out_ranks, worthwhile_sets
 from autotune.simulate.cost_sources import cost_model
 from autotune.simulate.simulator import Simulator
 from autotune.space.pipeline_points import NO_STAGES, StagedPlans
+from autotune.space.rank_sets import ALL_RANKS, RankSets
 from autotune.space.space import Space
 from autotune.workloads.blocks import BlockGraph
 from autotune.workloads.changes.cluster_edits import Setting, edited
@@ -50,7 +51,7 @@ from autotune.workloads.model_stages import StageCuts, with_streams
 from autotune.workloads.plan import BatchPlan, PipelinePlan, Plan, default_plan
 from autotune.workloads.plan.choices import load
 from autotune.workloads.registry import is_graph_file, load_workload
-from autotune.workloads.split import Bounds, RankCost, balanced, even
+from autotune.workloads.split import Bounds, balanced, even
 from autotune.workloads.workload import Workload, loop_of
 
 
@@ -91,21 +92,7 @@ class Predictor:
 
     def balanced_split(self) -> tuple[int, ...]:
         """The split that balances the devices by their costs."""
-        return balanced(self.rank_costs(), self.total, self.bounds)
-
-    def rank_costs(self) -> list[RankCost]:
-        """Computing of each rank as a line through an even share and twice that."""
-        costs, size = self.simulator.costs, len(self.cluster.devices)
-        share = max(self.total / size, 1.0)
-        times = [
-            sum(part.sum(axis=1) for part in costs.passes(samples)) + costs.data.at(samples)
-            for samples in (np.full(size, share), np.full(size, 2 * share))
-        ]
-        slopes = (times[1] - times[0]) / share
-        return [
-            RankCost(fixed_s=float(max(first - slope * share, 0.0)), per_sample_s=float(slope))
-            for first, slope in zip(times[0], slopes, strict=True)
-        ]
+        return balanced(rank_costs(self.simulator), self.total, self.bounds)
 
 
 def make_predictors(question: Question) -> list[Predictor]:
@@ -208,6 +195,13 @@ def job_pipelines(job: SweepJob, context: JobContext, simulator: Simulator | Non
     return staged_plans(simulator, stage_cuts(context.workload, simulator.graph, job.seed), than)
 
 
+def job_rank_sets(job: SweepJob, context: JobContext, simulator: Simulator | None) -> RankSets:
+    """Sets of ranks that leave devices out, for a running job; none where nothing can be predicted."""
+    if simulator is None or job.sampler == "random":
+        return ALL_RANKS
+    return as_choices(worthwhile_sets(simulator, context.problem.space(allow_lossy=False), simulator.fitting_step_s))
+
+
 def kept_profiles(results: Path, info: WorkloadInfo, cluster: Cluster) -> list[Profile]:
     """The profile of this workload on this cluster, if there is one."""
     fingerprint = joint_fingerprint(info.fingerprint, cluster.fingerprint())
@@ -225,7 +219,13 @@ def find_profiles(model: _Model, question: Question, cluster: Cluster) -> list[P
 def simulate(question: Question, predictors: Sequence[Predictor]) -> list[Forecast]:
     """The prediction for a plan on the cluster as it is and, with --what-if, as edited."""
     chosen = _chosen_plan(question, predictors[0])
-    return [predictor.simulator.forecast(_fitted(chosen, predictor)) for predictor in predictors]
+    return [forecast_of(predictor, _fitted(chosen, predictor)) for predictor in predictors]
+
+
+def forecast_of(predictor: Predictor, plan: Plan) -> Forecast:
+    """All figures of a plan, and what the devices that it leaves out would change."""
+    left_out = left_out_ranks(predictor.simulator, plan, predictor.bounds)
+    return replace(predictor.simulator.forecast(plan), left_out=left_out)
 
 
 def _chosen_plan(question: Question, predictor: Predictor) -> Plan:
@@ -264,9 +264,13 @@ def plan(question: Question, predictor: Predictor, aim: Aim) -> Planned:
     """The best plan, and torch DDP's default beside it."""
     simulator, judge = predictor.simulator, make_judge(predictor.simulator, aim)
     judged: list[tuple[float, Plan]] = []
+    sets: list[RankSet] = []
     for runs_only in (False,) if aim.any_plan else (True, False):
         space = predictor.space(question.transports, allow_lossy=question.allow_lossy, runs_only=runs_only)
-        judged += _search(aim, space, predictor, judge, seed=question.seed)
+        if not judged:
+            sets = worthwhile_sets(simulator, space, judge, least_value(simulator, aim))
+        space = replace(space, rank_sets=as_choices(sets))
+        judged += _search(aim, space, predictor, judge, sets, seed=question.seed)
         found, best = min(judged, key=lambda entry: entry[0])
         if found < float("inf") or predictor.cuts is None:
             break
@@ -277,7 +281,7 @@ def plan(question: Question, predictor: Predictor, aim: Aim) -> Planned:
         )
     even_split = default_plan(even(predictor.total, predictor.bounds), transport=space.transports[0])
     return Planned(
-        forecast=_with_refusal(simulator.forecast(best)),
+        forecast=_with_refusal(forecast_of(predictor, best)),
         default=simulator.forecast(even_split),
         objective=aim.objective,
         method=aim.method,
@@ -319,14 +323,21 @@ def _with_refusal(forecast: Forecast) -> Forecast:
     return forecast
 
 
-def _search(
-    aim: Aim, space: Space, predictor: Predictor, judge: Callable[[Plan], float], *, seed: int
+def _search(  # noqa: PLR0913 - what a search is made of
+    aim: Aim,
+    space: Space,
+    predictor: Predictor,
+    judge: Callable[[Plan], float],
+    sets: Sequence[RankSet],
+    *,
+    seed: int,
 ) -> list[tuple[float, Plan]]:
-    costs = predictor.rank_costs()
+    costs = rank_costs(predictor.simulator)
     speeds = [1 / (cost.fixed_s / max(predictor.total, 1) + cost.per_sample_s) for cost in costs]
     asked = PredictedSearch(
         space=dataclasses.replace(space, reference=tuple(speed / max(speeds) for speed in speeds)),
         start=predictor.balanced_split(),
+        others=tuple(one.plan.batch.samples for one in sets),
         judge=judge,
         evaluations=aim.evaluations,
         seed=seed,
@@ -343,15 +354,29 @@ def make_judge(simulator: Simulator, aim: Aim) -> Callable[[Plan], float]:
     )
 
     def judge(plan: Plan) -> float:
-        simulated = simulator.simulate(plan)
-        step_s = simulated.step_s
-        if not simulator.fits(plan, simulated) or simulator.info.global_batch / step_s < aim.min_throughput:
+        found = simulator.outcome(plan)
+        step_s = found.step_s
+        if not simulator.fits(plan, found) or simulator.info.global_batch / step_s < aim.min_throughput:
             return float("inf")
         if aim.objective == "energy":
-            return simulator.joules_per_step(simulated) or 0.0
+            return simulator.joules_per_step(plan, step_s, found.busy_s) or 0.0
+        if aim.objective == "cost":
+            return step_s * sum(devices[rank].price_per_hour or 0.0 for rank in plan.used_ranks)
         return step_s
 
     return judge
+
+
+def least_value(simulator: Simulator, aim: Aim) -> Callable[[tuple[int, ...], float], float]:
+    """The least value of the objective for a plan that uses some ranks for so many seconds a step, at least."""
+    devices = simulator.costs.cluster.devices
+
+    def value(ranks: tuple[int, ...], step_s: float) -> float:
+        if aim.objective == "cost":
+            return step_s * sum(devices[rank].price_per_hour or 0.0 for rank in ranks)
+        return step_s if aim.objective == "time" else 0.0
+
+    return value
 
 
 def _check_stated(objective: str, prices: Sequence[float | None], watts: Sequence[float | None]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from autotune.jobs.job import read_plan_file
 from autotune.results.store.record import BestPlan
+from autotune.space.rank_sets import name_of
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.errors import SpecError
 from autotune.workloads.plan import TRANSPORTS, Plan, ReducerKind, default_plan
@@ -72,7 +73,7 @@ def check_script_plan(plan: Plan, num_ranks: int, *, allow_lossy: bool) -> None:
     if min(samples) < 1:
         raise SpecError(
             f"the plan gives a rank no samples ({list(samples)}): a training script needs one at least on every rank; "
-            "run the sweep on the ranks that are to train"
+            f"start it on ranks {name_of(plan.used_ranks)} only, with the plan's samples of these, or use `autotune train`"
         )
     if not plan.is_lossless and not allow_lossy:
         what = "reducer 'averaged'" if plan.comm.reducer == ReducerKind.AVERAGED else f"codec {_lossy(plan)!r}"

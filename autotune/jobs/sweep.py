@@ -27,7 +27,7 @@ from autotune.results.store.record import BEST, DDP_DEFAULT, BestPlan, Compariso
 from autotune.runtime.control.mpi import Control
 from autotune.runtime.trial.runner import Budget
 from autotune.runtime.trial.workers import follow
-from autotune.search.baselines import TunedDdp, tuned_buckets_bytes
+from autotune.search.baselines import TunedDdp, num_baselines
 from autotune.search.methods import METHODS
 from autotune.search.tuner import SearchOptions, Tuner
 from autotune.workloads.cluster import Cluster
@@ -58,13 +58,12 @@ def sweep_one(
     job: SweepJob, context: JobContext, watcher: Watcher, all_reduces: tuple[CollectiveProfile, ...] = ()
 ) -> SweepReport:
     """One workload on one cluster, step by step, on rank 0."""
-    from autotune.jobs.predict import job_pipelines, job_simulator  # noqa: PLC0415 - compiled code that rank 0 alone needs
+    from autotune.jobs.predict import job_pipelines, job_rank_sets, job_simulator  # noqa: PLC0415 - compiled code that rank 0 alone needs
 
     simulator = job_simulator(job, context, all_reduces)
     context = replace(context, codecs=job.codecs, staged=job_pipelines(job, context, simulator))
-    study = open_study(
-        job, context, watcher, simulator, num_baselines=1 + len(tuned_buckets_bytes(context.info.param_bytes))
-    )
+    context = replace(context, rank_sets=job_rank_sets(job, context, simulator))
+    study = open_study(job, context, watcher, simulator, num_baselines=num_baselines(context.problem))
     if simulator is None:
         watcher.phase("these devices state no speed and have no profile: searching without predictions")
     try:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from autotune.jobs.context import JobContext, set_up
 from autotune.jobs.job import TrainJob, read_plan_file
 from autotune.jobs.online_job import learned_file, make_controller, save_memory
+from autotune.online.controller import Controller
 from autotune.profilers.breakdown import break_down, largest_costs
 from autotune.profilers.perfetto import check_trace_file, write_trace
 from autotune.results.judge.stats import Ratio, speedup
@@ -26,11 +27,12 @@ from autotune.runtime.control.mpi import Control
 from autotune.runtime.placed.plan_job import plan_job
 from autotune.runtime.trial.runner import Budget
 from autotune.runtime.trial.workers import Training, follow
+from autotune.space.rank_sets import ALL_RANKS
 from autotune.workloads.changes.scenario import ChangingCluster
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.errors import SpecError
 from autotune.workloads.plan import Plan, default_plan
-from autotune.workloads.split import bounds, even
+from autotune.workloads.split import Bounds, bounds, even
 
 _ROUND_S = 0.5
 _PATIENCE = 20
@@ -84,6 +86,11 @@ def check_plan(job: TrainJob, context: JobContext, plan: Plan) -> None:
     plan.check_runnable()
     if plan.pipeline is not None:
         _check_stages(job, context, plan)
+    if job.online and 0 not in plan.used_ranks:
+        raise SpecError(
+            "the plan leaves out rank 0, which decides in a job that is retuned: train it without --online, or list another "
+            "host first"
+        )
 
 
 def _check_stages(job: TrainJob, context: JobContext, plan: Plan) -> None:
@@ -118,7 +125,7 @@ def run_training(job: TrainJob, context: JobContext, kept: BestPlan, watcher: Wa
     """Train all steps; with --online the controller may change the plan, and stores what it learned."""
     begun_s = time.monotonic()
     limit_s = job.timeout_s + job.steps * _PATIENCE * kept.step_s
-    controller = make_controller(job, context, kept.plan, watcher.decided) if job.online else None
+    controller = _controller(job, context, kept.plan, watcher) if job.online else None
     watcher.training_started(kept.plan)
     done = context.workers.train(
         kept.plan,
@@ -134,6 +141,19 @@ def run_training(job: TrainJob, context: JobContext, kept: BestPlan, watcher: Wa
         controller.comm.wait_for_tasks()
         save_memory(learned_file(job, context), controller.comm.memory)
     return Run(done=done, seconds=seconds, decisions=tuple(controller.decisions))
+
+
+def _controller(job: TrainJob, context: JobContext, plan: Plan, watcher: Watcher) -> Controller:
+    """For the ranks that the plan uses, as a job of their own; the others stay left out."""
+    if not plan.leaves_out:
+        return make_controller(job, context, plan, watcher.decided)
+    used = plan.used_ranks
+    limits = Bounds(
+        minimums=tuple(context.limits.minimums[rank] for rank in used),
+        caps=tuple(context.limits.caps[rank] for rank in used),
+    )
+    part = replace(context, cluster=context.cluster.part(used), limits=limits, rank_sets=ALL_RANKS)
+    return make_controller(job, part, plan.part(used), watcher.decided)
 
 
 def training_report(job: TrainJob, context: JobContext, plan: Plan, run: Run, ratio: Ratio | None) -> TrainingReport:

@@ -67,7 +67,7 @@ def staged_plans(
         finder = _Finder(simulator, places)
         candidates = [candidate for size, count in finder.sizes() for candidate in finder.candidates(size, count)]
         best = min(candidates, key=lambda candidate: candidate.step_s, default=None)
-        if best is not None and search_s > 0 and best.step_s <= _PROMISING * _step_s(simulator, than):
+        if best is not None and search_s > 0 and best.step_s <= _PROMISING * simulator.fitting_step_s(than):
             candidates += finder.searched(best, search_s)
     found = StageSearch(simulator, places, runs_only=runs_only).run()
     steps_s = {one.plan: one.step_s for one in candidates} | _in_orders(simulator, found, runs_only=runs_only)
@@ -103,7 +103,7 @@ def _in_orders(simulator: Simulator, found: Sequence[Found], *, runs_only: bool)
             plan = _in_order(one.plan, schedule)
             simulated = simulator.simulate(plan)
             tasks += simulated.tasks.num_tasks
-            if simulator.fits(plan, simulated):
+            if simulator.fits_in(simulator.peak_memory_bytes(plan, simulated)):
                 steps_s[plan] = simulated.step_s
     return steps_s
 
@@ -111,10 +111,6 @@ def _in_orders(simulator: Simulator, found: Sequence[Found], *, runs_only: bool)
 def _in_order(plan: Plan, schedule: str) -> Plan:
     assert plan.pipeline is not None
     return replace(plan, pipeline=replace(plan.pipeline, schedule=schedule))
-
-
-def _step_s(simulator: Simulator, plan: Plan) -> float:
-    return simulator.step_s(plan) if simulator.fits(plan) else math.inf
 
 
 class _Finder:
@@ -190,10 +186,10 @@ class _Finder:
     def _candidate(self, cut: Cut, count: int, schedule: str, order: tuple[str, ...] = ()) -> _Candidate | None:
         """None where the plan exceeds a device's memory."""
         plan = self._plan(cut, count, schedule, order)
-        simulated = self._simulator.simulate(plan)
-        if not self._simulator.fits(plan, simulated):
+        outcome = self._simulator.outcome(plan)
+        if not self._simulator.fits(plan, outcome):
             return None
-        return _Candidate(plan=plan, cut=cut, step_s=simulated.step_s)
+        return _Candidate(plan=plan, cut=cut, step_s=outcome.step_s)
 
     def _plan(self, cut: Cut, count: int, schedule: str, order: tuple[str, ...]) -> Plan:
         samples = [0] * len(self._devices)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from autotune.results.judge.selection import default_record
+from autotune.results.judge.selection import default_record, fastest
 from autotune.results.store.record import DDP_DEFAULT, DDP_TUNED, Role, TrialRecord
 from autotune.search.problem import Problem
-from autotune.search.rank_speeds import reference_speeds
+from autotune.search.rank_speeds import fit_costs, reference_speeds
+from autotune.search.set_moves import sets_by_speed
 from autotune.search.tuner import ByTrials
+from autotune.space.rank_sets import among
 from autotune.space.space import Proposal
 from autotune.workloads.plan import MIB, BatchPlan, CompressionPlan, Plan, default_plan
 from autotune.workloads.split import even, proportional
@@ -26,6 +29,12 @@ def tuned_buckets_bytes(param_bytes: int) -> tuple[int, ...]:
     """The sizes that make different buckets of so many bytes of gradients: those below, and DDP's own."""
     *sizes, default = TUNED_BUCKETS_BYTES
     return (*(size for size in sizes if size < param_bytes), default)
+
+
+def num_baselines(problem: Problem) -> int:
+    """Trials of the default and of tuned DDP, of which mostly one leaves devices out where they are unlike."""
+    has_sets = bool(sets_by_speed(problem.cluster, (1.0,) * problem.num_ranks))
+    return 1 + len(tuned_buckets_bytes(problem.param_bytes)) + has_sets
 
 
 class DefaultDdp(ByTrials):
@@ -50,7 +59,11 @@ class DefaultDdp(ByTrials):
 
 
 class TunedDdp(ByTrials):
-    """DDP as a careful user tunes it: the default shows the speeds, then samples in proportion, several bucket sizes."""
+    """DDP as a careful user tunes it: the default shows the speeds, then samples in proportion, several bucket sizes.
+
+    First, slow devices and those behind slow links are left out, where the others alone could be faster than the best so far; then
+    bucket sizes are tried on the best of these.
+    """
 
     def __init__(
         self,
@@ -74,24 +87,56 @@ class TunedDdp(ByTrials):
         if default.step_s is None:
             return None
         measured = {record.plan.fingerprint() for record in records}
+        plans = [*self._of_sets(default, records), *self._of_sizes(default, records)]
         return next(
-            (Proposal(plan=p, role=Role.PEER) for p in self._plans(default) if p.fingerprint() not in measured), None
+            (Proposal(plan=plan, role=Role.PEER) for plan in plans if plan.fingerprint() not in measured),
+            None,
         )
 
     def tell(self, record: TrialRecord) -> None:
         """The list of sizes is fixed beforehand."""
 
-    def _plans(self, default: TrialRecord) -> list[Plan]:
-        problem, comm = self._problem, default.plan.comm
-        samples = proportional(reference_speeds(problem, [default]), problem.global_batch, problem.limits)
-        return [
-            Plan(
-                batch=BatchPlan(samples=samples),
-                comm=dataclasses.replace(comm, bucket_bytes=bucket_bytes),
-                compression=self._compression,
-            )
-            for bucket_bytes in self._buckets_bytes
-        ]
+    def _of_sets(self, default: TrialRecord, records: Sequence[TrialRecord]) -> list[Plan]:
+        """With DDP's own bucket size: all ranks, then sets that compute faster than the best so far ran; none if no set does."""
+        costs = fit_costs([default])
+        assert costs is not None
+        of_all = self._plan(default, self._split(default, None), self._buckets_bytes[-1])
+        sets = sets_by_speed(self._problem.cluster, reference_speeds(self._problem, [default]))
+        steps = {record.plan.fingerprint(): record.step_s for record in records}
+        least_s = min(default.step_s or math.inf, steps.get(of_all.fingerprint()) or math.inf)
+        found: list[Plan] = []
+        for ranks in sets:
+            samples = self._split(default, ranks)
+            compute_s = max(costs[rank].fixed_s + costs[rank].per_sample_s * samples[rank] for rank in ranks)
+            plan = self._plan(default, samples, self._buckets_bytes[-1])
+            if compute_s < least_s:
+                found.append(plan)
+            least_s = min(least_s, steps.get(plan.fingerprint()) or math.inf)
+        return [of_all, *found] if found else []
+
+    def _of_sizes(self, default: TrialRecord, records: Sequence[TrialRecord]) -> list[Plan]:
+        """Every bucket size, on the ranks with which DDP was fastest."""
+        own = (default.plan.comm.transport, self._buckets_bytes[-1], self._compression)
+        peers = [record for record in records if record.role is Role.PEER]
+        best = fastest([one for one in peers if _size_of(one.plan) == own])
+        samples = best.plan.batch.samples if best is not None else self._split(default, None)
+        return [self._plan(default, samples, size) for size in self._buckets_bytes]
+
+    def _split(self, default: TrialRecord, ranks: tuple[int, ...] | None) -> tuple[int, ...]:
+        problem = self._problem
+        limits = problem.limits if ranks is None else among(problem.limits, ranks)
+        return proportional(reference_speeds(problem, [default]), problem.global_batch, limits)
+
+    def _plan(self, default: TrialRecord, samples: tuple[int, ...], bucket_bytes: int) -> Plan:
+        return Plan(
+            batch=BatchPlan(samples=samples),
+            comm=dataclasses.replace(default.plan.comm, bucket_bytes=bucket_bytes),
+            compression=self._compression,
+        )
+
+
+def _size_of(plan: Plan) -> tuple[str, int, CompressionPlan]:
+    return plan.comm.transport, plan.comm.bucket_bytes, plan.compression
 
 
 class PlainOptuna(ByTrials):

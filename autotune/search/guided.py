@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,11 @@ from autotune.results.store.record import Role, TrialRecord
 from autotune.search.baselines import DefaultDdp
 from autotune.search.problem import Problem
 from autotune.search.rank_speeds import fit_costs, reference_speeds, worthwhile_split
+from autotune.search.set_moves import sets_by_speed
 from autotune.search.tuner import SearchOptions
 from autotune.space.comm_knobs import SIZE, TRANSPORT
 from autotune.space.compression_knobs import CODEC, NARROW
+from autotune.space.rank_sets import RankSets
 from autotune.space.space import Proposal, Space
 from autotune.space.split_points import is_coordinate as is_split_coordinate
 from autotune.workloads.plan import Plan
@@ -73,16 +76,18 @@ class GuidedSearch:
         costs = fit_costs(records)
         if self._options.sampler == "random" or (costs is None and self._simulator is None):
             return self._study.ask()
-        samples = self._split(costs)
+        samples = self._split(costs, self._space)
         if self._simulator is None:
             return self._from_experience(self._study, records, samples)
-        return self._from_predictions(self._study, self._simulator, records, samples) or self._confirm(records)
+        others = [self._split(costs, self._space.among(ranks)) for ranks in self._space.rank_sets.sets]
+        chosen = self._from_predictions(self._study, self._simulator, records, (samples, *others))
+        return chosen or self._confirm(records)
 
-    def _split(self, costs: Sequence[RankCost] | None) -> tuple[int, ...]:
+    def _split(self, costs: Sequence[RankCost] | None, space: Space) -> tuple[int, ...]:
         """Before anything has run, as where the whole model fits no device, an even one."""
         if costs is None:
-            return even(self._space.global_batch, self._space.limits)
-        return worthwhile_split(costs, self._space)
+            return even(space.global_batch, space.limits)
+        return worthwhile_split(costs, space)
 
     def choice(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
         searched = [record for record in records if record.role is Role.SEARCH]
@@ -98,13 +103,22 @@ class GuidedSearch:
         return self._ranking
 
     def _from_predictions(
-        self, study: SearchStudy, simulator: Simulator, records: Sequence[TrialRecord], samples: tuple[int, ...]
+        self,
+        study: SearchStudy,
+        simulator: Simulator,
+        records: Sequence[TrialRecord],
+        splits: tuple[tuple[int, ...], ...],
     ) -> Proposal | None:
-        """The plan that predictions call for; None where none promises more than noise."""
+        """The plan that predictions call for; None where none promises more than noise. `splits`: of all ranks, and of each set."""
         searched = sum(record.role is Role.SEARCH for record in records)
         best = fastest(records, Role.SEARCH)
         choice = self._ranking_of(simulator).choose(
-            records, samples, best.plan if best else None, study.proposals(_OPTUNA_PROPOSES), explore=searched % 2 == 1
+            records,
+            splits[0],
+            best.plan if best else None,
+            study.proposals(_OPTUNA_PROPOSES),
+            explore=searched % 2 == 1,
+            others=splits[1:],
         )
         if choice is None or (searched >= _LEAST_SEARCHED and choice.gain < LEAST_GAIN):
             return None
@@ -155,7 +169,11 @@ class GuidedSearch:
         from autotune.search.optuna_study import SearchStudy  # noqa: PLC0415 - Optuna is rank 0's alone
 
         options = self._options
-        space = self._problem.space(reference_speeds(self._problem, records), allow_lossy=options.allow_lossy)
+        speeds = reference_speeds(self._problem, records)
+        space = self._problem.space(speeds, allow_lossy=options.allow_lossy)
+        if self._simulator is None and not space.rank_sets.sets:
+            by_speed_only = RankSets(sets=tuple(sets_by_speed(self._problem.cluster, speeds)))
+            space = replace(space, rank_sets=by_speed_only)
         return SearchStudy(self._storage, space, records, sampler=options.sampler, seed=options.seed), space
 
 

@@ -23,6 +23,8 @@ class PredictedSearch:
     space: Space
     start: tuple[int, ...]
     """The split that the devices' costs call for."""
+    others: tuple[tuple[int, ...], ...] = ()
+    """Splits that leave ranks out, the most promising first."""
     judge: Judge
     evaluations: int
     """The most that are judged."""

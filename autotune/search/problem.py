@@ -6,12 +6,17 @@ from dataclasses import dataclass, field
 
 from autotune.simulate.factors import factor_chooser
 from autotune.space.pipeline_points import NO_STAGES, StagedPlans
+from autotune.space.rank_sets import ALL_RANKS, RankSets
 from autotune.space.space import Space, configurations, kinds_of, max_bucket_log2
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.graph import OpGraph
 from autotune.workloads.plan import lossless_codecs, one_round_codecs
+from autotune.workloads.rank_kinds import kinds_of_ranks
 from autotune.workloads.split import Bounds
 from autotune.workloads.workload import PLAIN_LOOP, Loop
+
+EACH_RANK = 16
+"""Up to so many ranks, each has a share of the batch of its own; in larger clusters, each kind of ranks has one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +37,8 @@ class Problem:
     """What the workload states of its training loop."""
     staged: StagedPlans = NO_STAGES
     """Plans with pipeline stages that a search may choose."""
+    rank_sets: RankSets = ALL_RANKS
+    """Sets of ranks that a plan may use, besides all of them."""
 
     @property
     def num_ranks(self) -> int:
@@ -50,5 +57,7 @@ class Problem:
             factors_for=factor_chooser(graph, self.cluster) if graph is not None else None,
             kinds=kinds_of(graph) if graph is not None else (),
             staged=self.staged,
+            rank_sets=self.rank_sets,
+            rank_kinds=kinds_of_ranks(self.cluster) if self.num_ranks > EACH_RANK else (),
             **configurations(self.num_ranks, self.transports, self.loop, self.cluster),
         )

@@ -27,7 +27,11 @@ def fit_costs(records: Sequence[TrialRecord]) -> list[RankCost] | None:
     if not finished:
         return None
     num_ranks = len(finished[0].ranks)
-    return [fit_line([record.ranks[rank] for record in finished]) for rank in range(num_ranks)]
+    results = [[record.ranks[rank] for record in finished] for rank in range(num_ranks)]
+    lines = [fit_line(of_rank) if any(one.samples for one in of_rank) else None for of_rank in results]
+    slowest = max((line.per_sample_s for line in lines if line is not None), default=1.0)
+    unknown = RankCost(fixed_s=0.0, per_sample_s=slowest)  # left out in every trial so far
+    return [line or unknown for line in lines]
 
 
 def fit_line(results: Sequence[RankResult]) -> RankCost:

@@ -50,7 +50,7 @@ class Ranking:
             self._predicted[plan] = self._simulator.step_s(plan)
         return self._predicted[plan]
 
-    def choose(
+    def choose(  # noqa: PLR0913 - what a choice rests on
         self,
         records: Sequence[TrialRecord],
         split: tuple[int, ...],
@@ -58,22 +58,32 @@ class Ranking:
         proposed: Sequence[Mapping[str, Any]] = (),
         *,
         explore: bool,
+        others: Sequence[tuple[int, ...]] = (),
     ) -> Choice | None:
-        """The next plan, or None where everything promising has been measured."""
+        """The next plan, or None where everything promising has been measured. `others`: splits that leave ranks out."""
         measured = {record.plan for record in records}
-        candidates = [plan for plan in self._candidates(split, best, proposed) if plan not in measured]
+        candidates = [plan for plan in self._candidates(split, others, best, proposed) if plan not in measured]
         if not candidates:
             return None
         return self.pick(candidates, records, explore=explore)
 
     def _candidates(
-        self, split: tuple[int, ...], best: Plan | None, proposed: Sequence[Mapping[str, Any]]
+        self,
+        split: tuple[int, ...],
+        others: Sequence[tuple[int, ...]],
+        best: Plan | None,
+        proposed: Sequence[Mapping[str, Any]],
     ) -> list[Plan]:
-        plans = knob_plans(self._space, split)
+        space = self._space
+        starts = [split, *others]
+        near: list[Plan] = []
         if best is not None and best.pipeline is None:
-            plans += knob_plans(self._space, best.batch.samples) + moved(best, self._space)
-        plans += [self._space.plan(point) for point in proposed]
-        reached = dict.fromkeys(plan for plan in plans if self._space.holds(plan))
+            starts.append(best.batch.samples)
+            near = [plan for plan in moved(best, space) if space.reaches(plan.batch.samples)]
+        plans = [plan for start in starts if space.reaches(start) for plan in knob_plans(space, start)]
+        plans += near
+        plans += [plan for point in proposed if space.holds(plan := space.plan(point))]
+        reached = dict.fromkeys(plans or space.staged.plans)
         return [plan for plan in reached if not self._simulator.is_tight or self._simulator.fits(plan)]
 
     def pick(self, candidates: Sequence[Plan], records: Sequence[TrialRecord], *, explore: bool) -> Choice:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -29,6 +29,9 @@ class Points:
         """Put measured values in place of fitted ones (ranks, ops)."""
         between_points(fitted, self.num, self.samples, self.seconds, samples)
 
+    def part(self, ranks: Ints) -> Points:
+        return Points(num=self.num[ranks], samples=self.samples[ranks], seconds=self.seconds[ranks])
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpTimes:
@@ -52,6 +55,15 @@ class OpTimes:
             self.points.replace(taken, samples)
         return taken
 
+    def part(self, ranks: Ints) -> OpTimes:
+        return OpTimes(
+            arithmetic_s=self.arithmetic_s[ranks],
+            fixed_s=self.fixed_s[ranks],
+            per_sample_s=self.per_sample_s[ranks],
+            launch_s=self.launch_s[ranks],
+            points=self.points and self.points.part(ranks),
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lines:
@@ -71,6 +83,13 @@ class Lines:
         """Every rank at every x."""
         taken: Floats = self.fixed_s[:, None] + self.slope_s[:, None] * x[None, :]
         return taken
+
+    def part(self, ranks: Ints) -> Lines:
+        return Lines(
+            fixed_s=self.fixed_s[ranks],
+            slope_s=self.slope_s[ranks],
+            points=self.points and self.points.part(ranks),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,6 +133,13 @@ class PassTimes:
         scale = (self.whole.at(samples) / np.where(total > 0, total, 1.0))[:, None]
         return forward_s * scale, backward_s * scale
 
+    def part(self, ranks: Ints) -> PassTimes:
+        return PassTimes(
+            forward=self.forward.part(ranks),
+            backward=self.backward.part(ranks),
+            whole=self.whole and self.whole.part(ranks),
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardedTimes:
@@ -124,6 +150,10 @@ class ShardedTimes:
     """Per rank."""
     includes_sums: bool
     """The times contain the sums of outputs over the devices."""
+
+    def part(self, ranks: Ints) -> ShardedTimes:
+        known = tuple(self.is_measured[rank] for rank in ranks)
+        return ShardedTimes(times=self.times.part(ranks), is_measured=known, includes_sums=self.includes_sums)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,6 +200,24 @@ class Costs:
         """Whether the times of this degree contain the sums of outputs."""
         return degree in self.sharded and self.sharded[degree].includes_sums
 
+    def part(self, ranks: Sequence[int]) -> Costs:
+        """The costs of a job of these ranks alone, as `Cluster.part`: the n-th of them is rank n."""
+        chosen = np.array(ranks, np.int64)
+        return replace(
+            self,
+            cluster=self.cluster.part(ranks),
+            forward=self.forward.part(chosen),
+            backward=self.backward.part(chosen),
+            whole=self.whole and self.whole.part(chosen),
+            data=self.data.part(chosen),
+            update=self.update.part(chosen),
+            encode={name: lines.part(chosen) for name, lines in self.encode.items()},
+            decode={name: lines.part(chosen) for name, lines in self.decode.items()},
+            ranges=tuple(self.ranges[rank] for rank in ranks),
+            memory_fixed_bytes=tuple(self.memory_fixed_bytes[rank] for rank in ranks if self.memory_fixed_bytes),
+            sharded={degree: times.part(chosen) for degree, times in self.sharded.items()},
+        )
+
     def doubts(self, samples: Sequence[float], degree: int = 1) -> list[str]:
         """Notes on where a prediction extrapolates beyond the measurement. `samples`: of each rank, in one pass."""
         beyond = [
@@ -193,3 +241,51 @@ def held_bytes(graph: OpGraph, costs: Costs) -> tuple[Floats, Floats]:
     fixed = np.array([one or graph.held_bytes for one in costs.memory_fixed_bytes], np.float64)
     beyond = np.maximum(fixed - graph.held_bytes, 0.0) if graph.held_bytes else np.zeros(len(fixed))
     return reserved + beyond, fixed - beyond
+
+
+class LikeRanks:
+    """Ranks that are alike: equal costs and equal samples. Of a data-parallel step it is enough to simulate one of each kind.
+
+    Ranks of such a step meet in transfers only, which wait for all of them. Two ranks with equal costs and samples reach every
+    point at the same time, so leaving one of them out changes no time. A cluster of 1,024 devices of two kinds is as fast
+    to simulate as one of two devices.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        tables = list(_tables(costs))
+        numbers: dict[Hashable, int] = {}
+        keys = [tuple(table[rank].tobytes() for table in tables) for rank in range(len(costs.cluster.devices))]
+        self.kind_of_rank = [numbers.setdefault(key, len(numbers)) for key in keys]
+
+    def rows(self, samples: Sequence[int]) -> tuple[Ints, Ints]:
+        """A rank of each kind and number of samples; and for each rank, its place among those."""
+        places: dict[tuple[int, int], int] = {}
+        row_of_rank = [places.setdefault(key, len(places)) for key in zip(self.kind_of_rank, samples, strict=True)]
+        rows = np.array(row_of_rank, np.int64)
+        _, first = np.unique(rows, return_index=True)
+        return first, rows
+
+
+def _tables(costs: Costs) -> Iterator[Floats | Ints]:
+    """Everything that the seconds of a rank depend on, one row per rank."""
+    for times in (costs.forward, costs.backward):
+        yield from _of_ops(times)
+    lines = [costs.whole, costs.data, costs.update, *costs.encode.values(), *costs.decode.values()]
+    for line in lines:
+        if line is not None:
+            yield from _of_line(line)
+
+
+def _of_ops(times: OpTimes) -> Iterator[Floats | Ints]:
+    yield from (times.arithmetic_s, times.fixed_s, times.per_sample_s, times.launch_s)
+    yield from _of_points(times.points)
+
+
+def _of_line(line: Lines) -> Iterator[Floats | Ints]:
+    yield from (line.fixed_s, line.slope_s)
+    yield from _of_points(line.points)
+
+
+def _of_points(points: Points | None) -> Iterator[Floats | Ints]:
+    if points is not None:
+        yield from (points.num, points.samples, points.seconds)

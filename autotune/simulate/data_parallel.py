@@ -41,6 +41,20 @@ class StepCosts:
     saved_bytes_per_sample: Floats
     """Activations that each op saves for backward."""
 
+    def of(self, rows: Ints) -> StepCosts:
+        """Of these ranks only."""
+        return StepCosts(
+            data_s=self.data_s[rows],
+            forward_s=self.forward_s[rows],
+            backward_s=self.backward_s[rows],
+            between_s=self.between_s[rows],
+            encode_s=self.encode_s[rows] if len(self.encode_s) else self.encode_s,
+            decode_s=self.decode_s[rows] if len(self.decode_s) else self.decode_s,
+            update_s=self.update_s[rows],
+            samples=self.samples[rows],
+            saved_bytes_per_sample=self.saved_bytes_per_sample,
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FusionBuffers:

@@ -43,6 +43,9 @@ def worthwhile_factors(
     """The Linear layers whose sufficient factors take less time than an all-reduce, including the product; none where links or
     devices are not stated.
     """
+    if 0 in samples:
+        used = [rank for rank, count in enumerate(samples) if count]
+        cluster, samples = cluster.part(used), [samples[rank] for rank in used]
     if _has_no_links(cluster):
         return ()
     return tuple(op.name for op in linear_ops(graph) if _pays(op, cluster, samples, collective))

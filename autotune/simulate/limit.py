@@ -1,31 +1,68 @@
-"""A lower bound on the step time of every lossless plan on a cluster.
+"""A lower bound on the step time of every lossless data-parallel plan on a cluster, whichever of its devices the plan uses.
 
-It is the largest of three bounds. Work over total speed, with the best fractional split. The least time in which every host
-can compute its part of the batch and send and receive the bytes that *any* algorithm must move: the gradient of every
-parameter once, or for a Linear layer the rows that it is a product of, whichever is less. And the time of one sample
-on the fastest device.
+It is the largest of three bounds, each of which holds for every subset of the devices:
+
+- Work over the total speed of all devices, with the best fractional split. A subset has no more speed.
+- The least time in which some hosts can do it together. Every host that takes part must compute its samples, and send and
+  receive the bytes that *any* algorithm must move: the gradient of every parameter once, or for a Linear layer the rows that
+  it is a product of, whichever is less. A host that is left out moves nothing. One host alone moves nothing either, and takes
+  the batch over its own speed; so the bound is never above that.
+- The time of one sample on the fastest device.
+
+In a time T host h can do between least_h and most_h samples, and some set of hosts with Σ least ≤ batch ≤ Σ most must
+exist. Of up to 10 hosts all sets are looked at. Of more, a host may be taken in part (a fractional knapsack), which only
+lowers the bound. Plans with pipeline stages exchange activations instead of gradients and are not bounded by this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import numpy as np
 
 from autotune.results.store.record import Limit
+from autotune.simulate.cost_tables import Costs, Points
 from autotune.simulate.factors import ELEMENT_BYTES, factor_bytes
 from autotune.simulate.roofline import compute_s
 from autotune.simulate.task_graph import Floats
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.graph import OpGraph
+from autotune.workloads.topology import split_device
 
 _MANY = 10**6
 _HALVINGS = 60
+_MOST_HOSTS = 10
+"""Of which every set is looked at."""
+_NEARLY = 1 - 1e-9
+_TINY = 1e-300
 
 
 def stated_sample_s(graph: OpGraph, cluster: Cluster) -> list[float]:
     """Least time per sample of each rank's device as the cluster file states it: fixed costs spread over many samples."""
     return [compute_s(graph, device, _MANY) / _MANY for device in cluster.devices]
+
+
+def least_sample_s(costs: Costs, global_batch: int) -> list[float]:
+    """Least time per sample of each rank, whatever its number of samples.
+
+    Times are lines between measured points, and one line before and after them: the time per sample of each piece is least at
+    one of its ends.
+    """
+    ends = {2.0**power for power in range(max(global_batch, 1).bit_length())} | {1.0, float(global_batch), float(_MANY)}
+    for points in _all_points(costs):
+        ends |= {float(count) for count in np.unique(points.samples) if 0 < count <= _MANY}
+    size = len(costs.cluster.devices)
+    found = np.full(size, np.inf)
+    for count in sorted(ends):
+        seconds = sum(part.sum(axis=1) for part in costs.passes(np.full(size, count)))
+        found = np.minimum(found, seconds / count)
+    return [float(value) for value in found]
+
+
+def _all_points(costs: Costs) -> list[Points]:
+    tables = [costs.forward.points, costs.backward.points, costs.whole.points if costs.whole is not None else None]
+    return [points for points in tables if points is not None]
 
 
 def step_limit(sample_s: Sequence[float], cluster: Cluster, graph: OpGraph, *, global_batch: int) -> Limit:
@@ -41,29 +78,64 @@ def step_limit(sample_s: Sequence[float], cluster: Cluster, graph: OpGraph, *, g
 def _network_s(
     sample_s: Sequence[float], cluster: Cluster, graph: OpGraph, global_batch: int, *, at_least_s: float
 ) -> float:
-    """The least time for which a split exists: with more time, the most samples of a host grow and the least shrink."""
+    """The least time for which hosts and a split exist: with more time, the most samples of a host grow and the least shrink."""
     links = [host.link for host in cluster.hosts]
     if len(links) < 2 or all(link is None for link in links):
         return 0.0
-    up, down = (
-        np.array([np.inf if link is None else getattr(link, side) for link in links])
-        for side in ("up_bytes_per_s", "down_bytes_per_s")
-    )
+    up, down = _host_speeds(cluster)
     speed = np.bincount(cluster.host_of_rank, weights=[1 / seconds for seconds in sample_s], minlength=len(links))
     samples_in = _samples_in(graph, global_batch)
+    alone_s, sets = float(global_batch / speed.max()), _all_sets(len(links))
 
     def is_enough(seconds: float) -> bool:
-        most = np.minimum(seconds * speed, samples_in(seconds * up))
-        least = global_batch - samples_in(seconds * down)
-        return bool((least <= most).all() and least.sum() <= global_batch <= most.sum() * (1 + 1e-9))
+        most = np.minimum(np.minimum(seconds * speed, samples_in(seconds * up)), global_batch)
+        least = np.maximum(global_batch - samples_in(seconds * down), 0.0)
+        return _can_share(least, most, global_batch, sets)
 
-    low = high = at_least_s
-    while not is_enough(high):
-        low, high = high, 2 * high
+    if is_enough(at_least_s):
+        return at_least_s
+    low, high = at_least_s, alone_s
     for _ in range(_HALVINGS if high > low else 0):
         middle = (low + high) / 2
         low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
+
+
+def _host_speeds(cluster: Cluster) -> tuple[Floats, Floats]:
+    """All that can leave and enter each host at once: over its NICs, and over cables between it and others."""
+    number_of = {host.name: number for number, host in enumerate(cluster.hosts)}
+    up, down = (
+        np.array([np.inf if host.link is None else getattr(host.link, side) for host in cluster.hosts])
+        for side in ("up_bytes_per_s", "down_bytes_per_s")
+    )
+    for pair in cluster.pairs:
+        first, second = (number_of.get(end, number_of.get(split_device(end)[0], -1)) for end in pair.between)
+        if pair.is_direct and first != second:
+            up[first] += pair.link.up_bytes_per_s
+            down[second] += pair.link.up_bytes_per_s
+            up[second] += pair.link.down_bytes_per_s
+            down[first] += pair.link.down_bytes_per_s
+    return up, down
+
+
+def _all_sets(num_hosts: int) -> Floats | None:
+    """Every set of hosts, one per row; None where they are too many to look at."""
+    if num_hosts > _MOST_HOSTS:
+        return None
+    return np.array(list(product((0.0, 1.0), repeat=num_hosts))[1:])
+
+
+def _can_share(least: Floats, most: Floats, total: int, sets: Floats | None) -> bool:
+    """Whether some hosts can divide the batch: their least samples sum to no more than it, their most to no less."""
+    able = (most > 0) & (least <= most)
+    if sets is not None:
+        chosen = sets[(sets[:, ~able] == 0).all(axis=1)]
+        return bool(((chosen @ least <= total) & (chosen @ most >= total * _NEARLY)).any())
+    order = np.argsort(-most[able] / np.maximum(least[able], _TINY), kind="stable")
+    weights, values = least[able][order], most[able][order]
+    before = np.cumsum(weights) - weights
+    taken = np.where(weights > 0, np.clip((total - before) / np.maximum(weights, _TINY), 0.0, 1.0), 1.0)
+    return bool((taken * values).sum() >= total * _NEARLY)
 
 
 def _samples_in(graph: OpGraph, global_batch: int) -> Callable[[Floats], Floats]:

@@ -9,8 +9,9 @@ profile has it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -20,17 +21,17 @@ from autotune.profilers.timeline import Timeline
 from autotune.results.store.forecast import Forecast, RankForecast
 from autotune.results.store.record import Limit, Prediction, WorkloadInfo
 from autotune.results.text.cluster_text import cluster_tree
-from autotune.simulate.cost_tables import NO_OVERHEAD, Costs, Lines, held_bytes
+from autotune.simulate.cost_tables import NO_OVERHEAD, Costs, LikeRanks, Lines, held_bytes
 from autotune.simulate.data_parallel import FusionBuffers, StepCosts, expand
 from autotune.simulate.engine import Run, simulate
 from autotune.simulate.layout import Layout
-from autotune.simulate.limit import step_limit
+from autotune.simulate.limit import least_sample_s, step_limit
 from autotune.simulate.messages import FusionBufferMaker, Sends, link_speeds
 from autotune.simulate.passes import step_passes
 from autotune.simulate.pipeline import connections, expand_pipeline, param_shares, shared_bytes
-from autotune.simulate.spans import Simulated, spans
+from autotune.simulate.spans import Simulated, spans, spread
 from autotune.simulate.stage_table import span_names, stage_table
-from autotune.simulate.task_graph import Floats, Site, Tasks
+from autotune.simulate.task_graph import Floats, Ints, Site, Tasks
 from autotune.simulate.tasks import NO_LIMIT, make_site
 from autotune.workloads.blocks import Timetable
 from autotune.workloads.graph import OpGraph
@@ -40,11 +41,26 @@ from autotune.workloads.workload import PLAIN_LOOP, Loop, check_no_stages
 _OVERLAPPED_STEPS = 4
 """Steps until steady state, with cross-step overlap."""
 _KEPT_BUFFERS = 256
+_KEPT_PARTS = 64
 _NOTHING = np.zeros((0, 0))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a search asks of a plan. Of a rank that is left out all is 0."""
+
+    step_s: float
+    peak_memory_bytes: Floats
+    """Per rank."""
+    busy_s: Floats
+    """Per rank: seconds of a step in which its device computes."""
+
+
 class Simulator:
-    """Predicts plans for one workload on one cluster."""
+    """Predicts plans for one workload on one cluster.
+
+    A plan that leaves ranks out is the plan of a smaller cluster (`Plan.part`, `Cluster.part`), and simulated as that.
+    """
 
     def __init__(self, info: WorkloadInfo, graph: OpGraph, costs: Costs, *, loop: Loop = PLAIN_LOOP) -> None:
         self.info, self.graph, self.costs, self.loop = info, graph, costs, loop
@@ -53,25 +69,63 @@ class Simulator:
         self._buffers = lru_cache(maxsize=_KEPT_BUFFERS)(FusionBufferMaker(graph, costs).make)
         self._sites = lru_cache(maxsize=_KEPT_BUFFERS)(self._make_site)
         self._stage_site = lru_cache(maxsize=_KEPT_BUFFERS)(self._make_stage_site)
+        self._part = lru_cache(maxsize=_KEPT_PARTS)(self._make_part)
+        self._like = LikeRanks(costs)
+        self._memory_bytes = np.array(
+            [np.inf if device.memory_bytes is None else device.memory_bytes for device in costs.cluster.devices]
+        )
 
     def step_s(self, plan: Plan) -> float:
         """Predicted seconds of a step."""
         if plan.pipeline is not None:
             return self.simulate(plan).step_s
-        _, layout, run = self._run(plan)
+        if plan.leaves_out:
+            part, own, _ = self._on_used(plan)
+            return part.step_s(own)
+        _, layout, run = self._run(plan, self._like.rows(plan.batch.samples)[0])
         return layout.step_s(run)
+
+    def outcome(self, plan: Plan) -> Outcome:
+        """Step, memory and computing of a plan, without its timeline."""
+        if plan.pipeline is not None:
+            simulated = self.simulate(plan)
+            peak = self.peak_memory_bytes(plan, simulated)
+            return Outcome(step_s=simulated.step_s, peak_memory_bytes=peak, busy_s=self._busy_s(simulated))
+        size = len(plan.batch.samples)
+        if plan.leaves_out:
+            part, own, used = self._on_used(plan)
+            found = part.outcome(own)
+            peak, busy_s = (spread(values, used, size) for values in (found.peak_memory_bytes, found.busy_s))
+            return Outcome(step_s=found.step_s, peak_memory_bytes=peak, busy_s=busy_s)
+        first, row_of_rank = self._like.rows(plan.batch.samples)
+        tasks, layout, run = self._run(plan, first)
+        last = slice((layout.num_steps - 1) * layout.per_step, None)
+        device, seconds = tasks.device[last], tasks.seconds[last]
+        busy = np.bincount(device[device >= 0], weights=seconds[device >= 0], minlength=len(first))
+        return Outcome(
+            step_s=layout.step_s(run),
+            peak_memory_bytes=self._held_bytes(plan) + run.peak_bytes[row_of_rank],
+            busy_s=busy.astype(np.float64)[row_of_rank],
+        )
+
+    def fitting_step_s(self, plan: Plan) -> float:
+        """Predicted seconds of a step; infinite where a device cannot hold its part."""
+        found = self.outcome(plan)
+        return found.step_s if self.fits(plan, found) else math.inf
 
     def prediction(self, plan: Plan) -> Prediction:
         """What a record keeps beside the measurement."""
-        simulated = self.simulate(plan)
-        peak = self.peak_memory_bytes(plan, simulated)
-        return Prediction(step_s=simulated.step_s, peak_memory_bytes=int(peak.max()))
+        found = self.outcome(plan)
+        return Prediction(step_s=found.step_s, peak_memory_bytes=int(found.peak_memory_bytes.max()))
 
     def simulate(self, plan: Plan) -> Simulated:
         """Expand the plan and run it."""
         if plan.pipeline is not None:
             check_no_stages(self.info.name, self.loop)
             return self._simulate_stages(plan, plan.pipeline, blocking=False)
+        if plan.leaves_out:
+            part, own, used = self._on_used(plan)
+            return part.simulate(own).among(used, len(plan.batch.samples))
         tasks, layout, run = self._run(plan)
         return Simulated(
             tasks=tasks, labels=layout.labels(), run=run, num_steps=layout.num_steps, step_s=layout.step_s(run)
@@ -91,12 +145,22 @@ class Simulator:
         runs = [self._simulate_stages(plan, plan.pipeline, blocking=blocking).step_s for blocking in (False, True)]
         return min(runs), max(runs)
 
-    def _run(self, plan: Plan) -> tuple[Tasks, Layout, Run]:
-        """Of a data-parallel plan."""
+    def _on_used(self, plan: Plan) -> tuple[Simulator, Plan, tuple[int, ...]]:
+        """The ranks that a plan uses, as a cluster of their own, and the plan on it."""
+        used = plan.used_ranks
+        return self._part(used), plan.part(used), used
+
+    def _make_part(self, ranks: tuple[int, ...]) -> Simulator:
+        return Simulator(self.info, self.graph, self.costs.part(ranks), loop=self.loop)
+
+    def _run(self, plan: Plan, rows: Ints | None = None) -> tuple[Tasks, Layout, Run]:
+        """Of a data-parallel plan that uses all ranks. `rows`: a rank of each kind, if these are enough."""
         buffers = self._buffers_of(plan)
         crosses_steps = plan.comm.overlaps_steps and self.loop.clip_norm is None
+        size = len(plan.batch.samples)
+        rows = None if rows is not None and len(rows) == size else rows
         layout = Layout(
-            num_ranks=len(plan.batch.samples),
+            num_ranks=size if rows is None else len(rows),
             num_ops=len(self.graph.ops),
             num_buffers=len(buffers.wire_bytes),
             num_steps=_OVERLAPPED_STEPS if crosses_steps else 1,
@@ -104,33 +168,40 @@ class Simulator:
             coded=set(plan.compression.codecs) != {"none"} or bool(plan.compression.factors),
             accumulates=self._loop_of(plan).accumulate > 1,
         )
-        tasks = expand(self._step_costs(plan, buffers, coded=layout.coded), buffers, layout)
+        costs = self._step_costs(plan, buffers, coded=layout.coded)
+        tasks = expand(costs if rows is None else costs.of(rows), buffers, layout)
         return tasks, layout, simulate(tasks, self._site_of(plan.comm))
 
     def peak_memory_bytes(self, plan: Plan, simulated: Simulated) -> Floats:
         """Per rank: fixed memory, buffers of the plan, and peak activations."""
+        peak: Floats = self._held_bytes(plan) + simulated.run.peak_bytes
+        return peak
+
+    def _held_bytes(self, plan: Plan) -> Floats:
+        """Per rank, without activations."""
         constant, held = held_bytes(self.graph, self.costs)
         if plan.pipeline is not None:
             always = held * param_shares(self.graph, plan) + shared_bytes(self.graph, plan)
         else:
             always = held + self._buffer_bytes(plan)
-        peak: Floats = constant + always + simulated.run.peak_bytes
-        return peak
+        used = list(plan.used_ranks)
+        return spread((constant + always)[used], used, len(plan.batch.samples))
 
-    def fits(self, plan: Plan, simulated: Simulated | None = None) -> bool:
+    def fits(self, plan: Plan, outcome: Outcome | None = None) -> bool:
         """Whether the plan fits into the memory of every device."""
-        peak = self.peak_memory_bytes(plan, simulated or self.simulate(plan))
-        limits = [device.memory_bytes for device in self.costs.cluster.devices]
-        return all(limit is None or held <= limit for limit, held in zip(limits, peak.tolist(), strict=True))
+        return self.fits_in((outcome or self.outcome(plan)).peak_memory_bytes)
+
+    def fits_in(self, held: Floats) -> bool:
+        """Whether every device has this memory."""
+        return bool((held <= self._memory_bytes).all())
 
     @property
     def is_tight(self) -> bool:
         """Whether some device could not hold the whole model with an even share of the batch."""
-        limits = [device.memory_bytes for device in self.costs.cluster.devices]
-        samples = self.info.global_batch / len(limits) / self.loop.accumulate
+        samples = self.info.global_batch / len(self._memory_bytes) / self.loop.accumulate
         constant, scaling = held_bytes(self.graph, self.costs)
         held: Floats = constant + scaling + self.graph.saved_bytes_per_sample * samples
-        return any(limit is not None and taken > limit for limit, taken in zip(limits, held.tolist(), strict=True))
+        return bool((held > self._memory_bytes).any())
 
     def forecast(self, plan: Plan) -> Forecast:
         """All figures of a plan: step, breakdown, memory, origins, cost, energy."""
@@ -166,8 +237,8 @@ class Simulator:
             limit=self.limit(),
             origins=self.costs.origins,
             doubts=tuple(self._doubts(plan)),
-            price_per_hour=_total([device.price_per_hour for device in devices]),
-            joules_per_step=self.joules_per_step(simulated),
+            price_per_hour=_total([devices[rank].price_per_hour for rank in plan.used_ranks]),
+            joules_per_step=self.joules_per_step(plan, step_s, busy_s),
         )
 
     def _doubts(self, plan: Plan) -> list[str]:
@@ -185,24 +256,19 @@ class Simulator:
             return self.loop
         return replace(self.loop, accumulate=self.loop.accumulate * plan.batch.accumulate)
 
-    def joules_per_step(self, simulated: Simulated) -> float | None:
-        """Busy and idle power over the step; None where a device does not state its power."""
-        step_s, busy_s = simulated.step_s, self._busy_s(simulated).tolist()
-        return _total(
-            [
-                busy * device.busy_watts + max(step_s - busy, 0.0) * (device.idle_watts or 0.0)
-                if device.busy_watts is not None
-                else None
-                for device, busy in zip(self.costs.cluster.devices, busy_s, strict=True)
-            ]
-        )
+    def joules_per_step(self, plan: Plan, step_s: float, busy_s: Floats) -> float | None:
+        """Busy and idle power of the devices that a plan uses over the step; None where one does not state its power."""
+        joules: list[float | None] = []
+        for rank in plan.used_ranks:
+            device, busy = self.costs.cluster.devices[rank], float(busy_s[rank])
+            idle_joules = max(step_s - busy, 0.0) * (device.idle_watts or 0.0)
+            joules.append(None if device.busy_watts is None else busy * device.busy_watts + idle_joules)
+        return _total(joules)
 
     def limit(self) -> Limit:
-        """A lower bound on the step time of every lossless plan."""
-        many = np.full(len(self.costs.cluster.devices), 1e6)
-        seconds = sum(part.sum(axis=1) for part in self.costs.passes(many))
+        """A lower bound on the step time of every lossless data-parallel plan, whichever ranks it uses."""
         return step_limit(
-            [float(value) for value in seconds / 1e6],
+            least_sample_s(self.costs, self.info.global_batch),
             self.costs.cluster,
             self.graph,
             global_batch=self.info.global_batch,
@@ -223,6 +289,9 @@ class Simulator:
         return [] if plan.pipeline is not None else [float(size) for size in self._buffers_of(plan).wire_bytes]
 
     def _buffers_of(self, plan: Plan) -> FusionBuffers:
+        if plan.leaves_out:
+            part, plan, _ = self._on_used(plan)
+            return part._buffers_of(plan)  # noqa: SLF001 - of the same class
         return self._buffers(Sends.of(plan))
 
     def _step_costs(self, plan: Plan, buffers: FusionBuffers, *, coded: bool) -> StepCosts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from autotune.simulate.layout import (
     UPDATE,
     Labels,
 )
-from autotune.simulate.task_graph import Tasks
+from autotune.simulate.task_graph import JOIN, TRANSFER, Floats, Tasks
 from autotune.workloads.graph import OpGraph
 
 
@@ -35,6 +35,25 @@ class Simulated:
     num_steps: int
     step_s: float
     """Seconds that one more step adds in steady state."""
+
+    def among(self, ranks: Sequence[int], num_ranks: int) -> Simulated:
+        """The same run in a job of `num_ranks` that uses these ranks only: rank n was the n-th of them."""
+        number = np.array([*ranks, JOIN, TRANSFER], np.int64)  # -2 and -1, which are no ranks, stay
+        labels = replace(self.labels, rank=number[self.labels.rank])
+        run = replace(
+            self.run,
+            peak_bytes=spread(self.run.peak_bytes, ranks, num_ranks),
+            peak_at_s=spread(self.run.peak_at_s, ranks, num_ranks),
+        )
+        tasks = replace(self.tasks, device=number[self.tasks.device], memory_device=number[self.tasks.memory_device])
+        return replace(self, tasks=tasks, labels=labels, run=run)
+
+
+def spread(values: Floats, ranks: Sequence[int], num_ranks: int) -> Floats:
+    """Values of these ranks among those of all ranks, which are 0 for the others."""
+    found = np.zeros(num_ranks)
+    found[list(ranks)] = values
+    return found
 
 
 _KINDS = {

@@ -34,6 +34,8 @@ class Scope:
     """The layers that may send sufficient factors under a split, if any do."""
     kinds: tuple[str, ...] = ()
     """Kinds of layers that may have a codec of their own."""
+    rank_kinds: tuple[int, ...] = ()
+    """A number for each rank: ranks of one number share one coordinate of the split. Empty: each rank has its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

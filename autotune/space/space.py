@@ -14,10 +14,11 @@ from itertools import product
 from typing import Any
 
 from autotune.results.store.record import Role
-from autotune.space import comm_knobs, compression_knobs, split_points
+from autotune.space import comm_knobs, compression_knobs, rank_sets, split_points
 from autotune.space.comm_knobs import CROSS_STEP, MIN_BUCKET_LOG2
 from autotune.space.knob import KNOBS, Knob, Reset, Scope, Values, with_comm
 from autotune.space.pipeline_points import NO_STAGES, StagedPlans
+from autotune.space.rank_sets import ALL_RANKS, RankSets
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.graph import OpGraph
 from autotune.workloads.plan import CODECS, COLLECTIVES, TRANSPORTS, BatchPlan, Plan, ReducerKind
@@ -55,6 +56,12 @@ class Space(Scope):
 
     staged: StagedPlans = field(default=NO_STAGES, compare=False)
     """Plans with pipeline stages to choose from, besides those without."""
+    rank_sets: RankSets = field(default=ALL_RANKS, compare=False)
+    """Sets of ranks that a plan may use, besides all of them."""
+
+    def among(self, ranks: Sequence[int]) -> Space:
+        """The plans that use these ranks; the others are left out."""
+        return replace(self, limits=rank_sets.among(self.limits, ranks), staged=NO_STAGES, rank_sets=ALL_RANKS)
 
     def coordinates(self) -> dict[str, Values]:
         """Every coordinate of a point, and what it may be."""
@@ -63,13 +70,16 @@ class Space(Scope):
             name: values for name, values in knobs.items() if KNOBS[name].is_always_searched or not values.is_fixed
         }
         stages = {name: Values(choices=choices) for name, choices in self.staged.choices.items()}
-        return split_points.coordinates(self) | searched | stages
+        sets = {rank_sets.NAME: Values(choices=self.rank_sets.choices)} if self.rank_sets.sets else {}
+        return split_points.coordinates(self) | searched | stages | sets
 
     def plan(self, params: Mapping[str, Any]) -> Plan:
         """The plan at a point of the space."""
         if (staged := self.staged.plan(params)) is not None:
             return staged
-        return self.with_knobs(split_points.samples_at(params, self), params)
+        chosen = self.rank_sets.by_name.get(params.get(rank_sets.NAME, rank_sets.ALL))
+        scope = self if chosen is None else self.among(chosen)
+        return self.with_knobs(split_points.samples_at(params, scope), params)
 
     def with_knobs(self, samples: tuple[int, ...], params: Mapping[str, Any]) -> Plan:
         """The plan with this split and these values of knobs; others have their plainest value.
@@ -90,7 +100,8 @@ class Space(Scope):
 
     def split_point(self, samples: Sequence[int]) -> dict[str, float]:
         """The coordinates of a split."""
-        return split_points.point_of(samples, self)
+        used = [rank for rank, count in enumerate(samples) if count]
+        return split_points.point_of(samples, self if len(used) == len(samples) else self.among(used))
 
     def point(self, plan: Plan) -> dict[str, Any]:
         """The coordinates of a plan; the plainest value where one means nothing for it."""
@@ -104,17 +115,33 @@ class Space(Scope):
         }
         if read.get("reducer") == CROSS_STEP and CROSS_STEP not in self.reducers:
             read["reducer"] = ReducerKind.SCHEDULED.value
-        return self.split_point(plan.batch.samples) | read | self.staged.point(plan)
+        sets = {rank_sets.NAME: self.rank_sets.name(plan)} if self.rank_sets.sets else {}
+        return self.split_point(plan.batch.samples) | read | self.staged.point(plan) | sets
 
     def holds(self, plan: Plan) -> bool:
         """Whether a plan lies in the space: its split within reach, its knobs at values that may be chosen."""
         return self.plan(self.point(plan)) == plan
 
+    def reaches(self, samples: Sequence[int]) -> bool:
+        """Whether a split lies in the space. Where kinds of ranks share a coordinate, every split of the space's bounds does: as it
+        is, or rounded otherwise within a kind.
+        """
+        used = [rank for rank, count in enumerate(samples) if count]
+        among_all = len(used) == len(samples)
+        if not among_all and tuple(used) not in self.rank_sets.sets:
+            return False
+        scope = self if among_all else self.among(used)
+        return bool(self.rank_kinds) or split_points.samples_at(self.split_point(samples), scope) == tuple(samples)
+
     def describe(self) -> dict[str, Any]:
         """What makes two spaces the same; the reference is measured and does not count."""
-        described: dict[str, Any] = to_data(replace(self, factors_for=None, staged=NO_STAGES))
-        for name in ("reference", "factors_for", "staged"):
+        plain = replace(self, factors_for=None, staged=NO_STAGES, rank_sets=ALL_RANKS)
+        described: dict[str, Any] = to_data(plain)
+        for name in ("reference", "factors_for", "staged", "rank_sets"):
             del described[name]
+        if not self.rank_kinds:  # came later: a space without is the one that it was
+            del described["rank_kinds"]
+        described |= {rank_sets.NAME: self.rank_sets.choices} if self.rank_sets.sets else {}
         described |= to_data(self.staged.choices)
         searched = {name: to_data(values) for name, values in self.coordinates().items() if name in KNOBS}
         return described | {

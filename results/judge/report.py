@@ -87,7 +87,7 @@ def build_report(
     return dataclasses.replace(
         report,
         headline=wording.headline(report),
-        findings=wording.findings(report),
+        findings=(*wording.findings(report), *_about_left_out(records, best)),
         warnings=(*wording.warnings(report), *_about_norms(info, best)),
     )
 
@@ -95,6 +95,18 @@ def build_report(
 def _searched(records: Sequence[TrialRecord]) -> tuple[str, ...]:
     """The knobs that trials of the search have set, one entry for the shares of all ranks."""
     return tuple(dict.fromkeys(name.partition(".")[0] for record in records for name in record.params))
+
+
+def _about_left_out(records: Sequence[TrialRecord], best: Standing | None) -> tuple[str, ...]:
+    """Why the best plan does not use a rank: the fastest plan that was measured with it."""
+    if best is None or not best.plan.leaves_out:
+        return ()
+    used, found = set(best.plan.used_ranks), dict[float | None, list[int]]()
+    for rank in range(len(best.plan.batch.samples)):
+        if rank not in used:
+            steps = [one.step_s for one in records if one.step_s is not None and rank in one.plan.used_ranks]
+            found.setdefault(min(steps, default=None), []).append(rank)
+    return tuple(wording.left_out(ranks, step_s, best.step_s) for step_s, ranks in found.items())
 
 
 def _about_norms(info: StudyInfo, best: Standing | None) -> tuple[str, ...]:
@@ -140,7 +152,7 @@ def _standing(info: StudyInfo, name: str, plan: Plan, step_s: float, ranks: tupl
         step_s=step_s,
         samples_per_s=info.workload.global_batch / step_s,
         cpu_s_per_step=sum(rank.cpu_s for rank in ranks) if ranks else None,
-        fraction_of_limit=info.limit.step_s / step_s if info.limit else None,
+        fraction_of_limit=info.limit.step_s / step_s if info.limit and plan.pipeline is None else None,
         ranks=ranks,
     )
 

@@ -5,6 +5,8 @@ Each function takes the report's figures and returns text. Losses are stated as 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autotune.results.judge.report_data import Standing, SweepReport
 from autotune.results.judge.stats import MIN_ROUNDS, NO_DIFFERENCE, TOO_FEW
 from autotune.results.store.record import BEST, DDP_DEFAULT, DDP_TUNED
@@ -143,10 +145,24 @@ def _about_limit(report: SweepReport) -> str:
     if report.limit is None:
         return ""
     fastest = format_ms(report.limit.step_s)
-    sentence = f"No lossless plan can take less than {fastest} ms per step here: {BINDS[report.limit_part]}."
+    sentence = (
+        f"No lossless plan can take less than {fastest} ms per step here without stages, whichever devices it uses: "
+        f"{BINDS[report.limit_part]}."
+    )
     if report.best is None or report.best.fraction_of_limit is None:
         return sentence
     return f"{sentence} The best plan is at {format_percent(report.best.fraction_of_limit)} of that speed."
+
+
+def left_out(ranks: Sequence[int], step_with_s: float | None, step_s: float) -> str:
+    """Why a plan does not use these ranks. `step_with_s`: the fastest step measured with them."""
+    which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    if step_with_s is None:
+        return f"The best plan leaves out {which}: no plan that uses it could be measured."
+    return (
+        f"The best plan leaves out {which}: the fastest plan measured with it takes {format_ms(step_with_s)} ms per step, "
+        f"this one {format_ms(step_s)} ms."
+    )
 
 
 def _about_kept(report: SweepReport) -> str:

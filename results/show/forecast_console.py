@@ -14,7 +14,7 @@ from autotune.profilers.breakdown import largest_costs
 from autotune.results.show.cluster_console import show_tree
 from autotune.results.show.report_console import show_breakdown
 from autotune.results.show.schedule_console import show_chart
-from autotune.results.store.forecast import Forecast, RankForecast
+from autotune.results.store.forecast import Forecast, LeftOutRanks, RankForecast
 from autotune.results.text.numbers import (
     format_ms,
     format_number,
@@ -74,18 +74,30 @@ def _headline(forecast: Forecast) -> list[str]:
     if forecast.step_range_s is not None:
         low, high = map(format_ms, forecast.step_range_s)
         lines.insert(1, f"{low} to {high} ms: if stages compute while they send, and if they do not; that is not known")
-    if forecast.limit is not None:
-        share = format_percent(forecast.limit_share)
+    if forecast.limit is not None and forecast.limit_share is not None:
+        share, limit = format_percent(forecast.limit_share), format_ms(forecast.limit.step_s)
         lines.insert(
-            1, f"{share} of the limit ({format_ms(forecast.limit.step_s)} ms), below which no lossless plan can go"
+            1,
+            f"{share} of the limit ({limit} ms), below which no lossless plan can go without stages, on any of these devices",
         )
     if forecast.price_per_million_samples is not None:
         lines.append(f"{format_number(forecast.price_per_million_samples)} per million samples")
     if forecast.joules_per_step is not None:
         lines.append(f"{format_number(forecast.joules_per_step)} J a step")
+    lines += [_left_out(one, forecast.step_s) for one in forecast.left_out]
     if not forecast.fits:
         lines.append("does NOT fit: " + ", ".join(f"rank {rank.rank}" for rank in forecast.ranks if not rank.fits))
     return lines
+
+
+def _left_out(one: LeftOutRanks, step_s: float) -> str:
+    which = f"rank {one.ranks[0]}" if len(one.ranks) == 1 else f"ranks {', '.join(map(str, one.ranks[:_MOST_RANKS]))}"
+    if len(one.ranks) > _MOST_RANKS:
+        which += f" and {len(one.ranks) - _MOST_RANKS} more"
+    if one.step_with_s is None:
+        return f"left out: {which} ({one.device}), whose memory does not hold a part of this job"
+    with_ms, without_ms = format_ms(one.step_with_s), format_ms(step_s)
+    return f"left out: {which} ({one.device}): with it, {with_ms} ms a step instead of {without_ms}"
 
 
 def _device_label(rank: RankForecast) -> str:

@@ -46,6 +46,16 @@ class RankForecast:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LeftOutRanks:
+    """Like ranks that a plan leaves out, and why."""
+
+    ranks: tuple[int, ...]
+    device: str
+    step_with_s: float | None
+    """Predicted seconds of a step with them, samples in balance. None: their memory does not hold their part."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
     """One plan on one cluster."""
 
@@ -63,10 +73,12 @@ class Forecast:
     """The links of a cluster that are more than one switch."""
     step_range_s: tuple[float, float] | None = None
     """Of a plan with stages whose sends may or may not overlap with computing: if all do, and if none does. None: known."""
+    left_out: tuple[LeftOutRanks, ...] = ()
+    """The devices that the plan does not use."""
     doubts: tuple[str, ...] = field(default=())
     """Where the prediction leaves what was measured."""
     price_per_hour: float | None = None
-    """Of all devices together; None where one states no price."""
+    """Of the devices that the plan uses; None where one of them states no price."""
     joules_per_step: float | None = None
     """None where a device states no power."""
 
@@ -80,8 +92,8 @@ class Forecast:
 
     @property
     def limit_share(self) -> float | None:
-        """How close to the step time that no plan can beat, 0 to 1."""
-        return self.limit.step_s / self.step_s if self.limit is not None else None
+        """How close to the step time that no data-parallel plan can beat, 0 to 1. None: not known, or a plan with stages."""
+        return self.limit.step_s / self.step_s if self.limit is not None and self.plan.pipeline is None else None
 
     @property
     def price_per_million_samples(self) -> float | None:

@@ -18,6 +18,7 @@ PUBLISHED = {
     "resnet-mixed4": "--ranks 4 --workload resnet --cluster mixed4 --trials 12",
     "gpt-mixed4": "--ranks 4 --workload gpt --cluster mixed4 --trials 12",
     "vgg-other-clusters": "--ranks 4 --workload vgg --cluster uniform4,slow-link4,two-fast-two-slow --trials 12 --study other",
+    "mlp-slow-host4": "--ranks 4 --workload mlp --cluster tests/benchmarks/clusters/slow-host4.toml --trials 6 --study slow-host",
     "vgg-this-machine": "--ranks 2 --workload vgg --cluster this-machine --trials 12 --study real",
     "digits-this-machine": "--ranks 2 --workload digits --cluster this-machine --trials 12 --study real-digits",
 }

@@ -12,7 +12,7 @@ class BatchPlan:
     """How the global batch is divided."""
 
     samples: tuple[int, ...]
-    """Samples of each rank; they sum to the global batch."""
+    """Samples of each rank; they sum to the global batch. A rank without samples is left out (`Plan.used_ranks`)."""
     sync_norm: bool = False
     """BatchNorm layers take their statistics over the samples of all ranks, so that results do not depend on the split."""
     accumulate: int = 1

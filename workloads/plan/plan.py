@@ -6,7 +6,8 @@ learns to tune more; each part has a default that means what plain data-parallel
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from autotune.workloads.errors import SpecError
 from autotune.workloads.plan.batch import BatchPlan, check_sum
@@ -61,6 +62,34 @@ class Plan:
         return sum(self.batch.samples[ranks[0]] for ranks in self.pipeline.groups()[0])
 
     @property
+    def used_ranks(self) -> tuple[int, ...]:
+        """The ranks that take part. One without samples does not, unless it owns a share of what is summed: a rank that is left
+        out holds no model and is in no collective.
+        """
+        if self.pipeline is not None:
+            return tuple(sorted(rank for stage in self.pipeline.stage_ranks for rank in stage))
+        owners = {*self.comm.servers, *(rank for rank, share in enumerate(self.comm.shares) if share)}
+        return tuple(rank for rank, count in enumerate(self.batch.samples) if count or rank in owners)
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether some rank takes no part."""
+        return 0 in self.batch.samples and len(self.used_ranks) < len(self.batch.samples)
+
+    def part(self, ranks: Sequence[int]) -> Plan:
+        """The plan as a job of these ranks alone has it: the n-th of them is rank n."""
+        place = {rank: number for number, rank in enumerate(ranks)}
+        comm, pipeline = self.comm, self.pipeline
+        if comm.servers or comm.shares:
+            servers = tuple(place[rank] for rank in comm.servers)
+            comm = replace(comm, servers=servers, shares=tuple(comm.shares[rank] for rank in ranks if comm.shares))
+        if pipeline is not None:
+            stages = tuple(tuple(place[rank] for rank in stage) for stage in pipeline.stage_ranks)
+            pipeline = replace(pipeline, stage_ranks=stages)
+        samples = tuple(self.batch.samples[rank] for rank in ranks)
+        return replace(self, batch=replace(self.batch, samples=samples), comm=comm, pipeline=pipeline)
+
+    @property
     def is_lossless(self) -> bool:
         """Gradients arrive as they were computed."""
         codecs_are = all(CODECS[codec].is_lossless for codec in self.compression.codecs)
@@ -89,9 +118,9 @@ class Plan:
         for codec in self.compression.codecs:
             check_known("codec", codec, tuple(CODECS))
         self.compression.check()
-        if comm.reducer == ReducerKind.DDP and min(samples) < 1:
+        if comm.reducer == ReducerKind.DDP and any(samples[rank] < 1 for rank in self.used_ranks):
             raise SpecError(
-                f"reducer 'ddp' needs a sample on every rank but samples are {list(samples)}: use reducer 'bucketed'"
+                f"reducer 'ddp' needs a sample on every rank that takes part but samples are {list(samples)}: use reducer 'bucketed'"
             )
         if comm.reducer == ReducerKind.AVERAGED and self.batch.sync_norm:
             raise SpecError(

@@ -11,7 +11,7 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from autotune.runtime.control.messages import decode, encode
@@ -43,6 +43,8 @@ class Control:
     _network: Network | None = None
     num_sent = 0
     """Messages that this rank has sent, without those of the control network."""
+    is_part = False
+    """Whether its ranks are some of a job's."""
 
     def __init__(self, comm: Any) -> None:
         self._comm = comm
@@ -66,8 +68,18 @@ class Control:
             except Exception as error:  # noqa: BLE001 - no network can tell the others, which may wait for this rank for ever
                 sys.stderr.write(f"autotune: error: {error}\n")
                 self.abort(1)
-            self.watcher = RankWatcher(self._network, self.abort)
+            if not self.is_part:  # those of the whole job watch over its ranks
+                self.watcher = RankWatcher(self._network, self.abort)
         return self._network
+
+    def part(self, ranks: Sequence[int]) -> Control:
+        """The control plane among some ranks, of which this is one: the n-th of them is rank n. Called by those ranks only."""
+        made = self._among(ranks)
+        made.is_part, made.watcher = True, self.watcher
+        return made
+
+    def _among(self, ranks: Sequence[int]) -> Control:
+        return Control(self.comm.Create_group(self.comm.Get_group().Incl(list(ranks))))
 
     def begin_to_leave(self, error: BaseException | None = None) -> None:
         """This rank takes part in nothing more: every wait of the others for it ends, at once if it has failed."""

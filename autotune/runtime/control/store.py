@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -57,6 +57,10 @@ class StoreControl(Control):
             "transport 'mpi' needs an MPI launcher, and the job was started without one: use transport gloo, or start it by "
             f"`mpirun -n {self.size}`"
         )
+
+    def _among(self, ranks: Sequence[int]) -> Control:
+        store = PrefixStore(f"part {','.join(map(str, ranks))}", self._store)
+        return StoreControl(store, list(ranks).index(self.rank), len(ranks))
 
     def broadcast(self, message: Any = None) -> Any:
         self._num_broadcasts += 1

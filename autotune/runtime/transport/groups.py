@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from autotune.runtime.control.mpi import Control
+from autotune.runtime.control.network import Network
 from autotune.runtime.device import CPU, DeviceHandle
 from autotune.runtime.transport.accelerator_group import AcceleratorGroup
 from autotune.runtime.transport.collective_groups import WrapGroup
@@ -56,6 +57,7 @@ class Groups:
         self._device = device
         self._epoch = 0
         self._threads: list[threading.Thread] = []
+        self._parts: dict[tuple[int, ...], Groups] = {}
         hosts = control.share(socket.gethostname())
         self._one_machine = len(set(hosts)) == 1
         self._store = NetworkStore(control.network())
@@ -96,6 +98,19 @@ class Groups:
                 self.join()
 
     @property
+    def network(self) -> Network:
+        """The control network of the ranks of these groups."""
+        return self._control.network()
+
+    def part(self, ranks: tuple[int, ...]) -> Groups | None:
+        """Groups of some ranks, with their links, made once. Called by these ranks together; None on another one."""
+        if self._control.rank not in ranks:
+            return None
+        if ranks not in self._parts:
+            self._parts[ranks] = Groups(self._control.part(ranks), self._cluster.part(ranks), self._device)
+        return self._parts[ranks]
+
+    @property
     def host_representatives(self) -> tuple[int, ...]:
         """A rank of each host."""
         return host_representatives(self._cluster.host_of_rank)
@@ -111,6 +126,14 @@ class Groups:
         """Set the speeds of paced links to those of `cluster`."""
         if self._clocks is not None:
             self._clocks.set_links(cluster)
+        for ranks, part in self._parts.items():
+            part.set_links(cluster.part(ranks))
+
+    def leave_parts(self) -> None:
+        """The job ends: close the control networks of parts of it."""
+        for part in self._parts.values():
+            part.join()
+            part.network.leave(_JOIN_S)
 
     def join(self) -> None:
         """Wait for the threads of closed groups: one that releases torch objects while Python exits would crash the process."""

@@ -25,11 +25,11 @@ from autotune.runtime.train.retuned_trainer import RetunedTrainer
 from autotune.runtime.train.tracing import ClockOffset, aligned, samplers_for, traced_step
 from autotune.runtime.train.trainer import RankContext, Trainer, needs_norm_group
 from autotune.runtime.train.trainer_protocol import TrainedStep, TrainerProtocol
-from autotune.runtime.transport.group_cache import GroupCache
 from autotune.runtime.transport.groups import Groups
 from autotune.runtime.trial.device_memory import give_memory_back
 from autotune.runtime.trial.interleaved import interleaved
 from autotune.runtime.trial.local_step import Share, fault_before_collectives
+from autotune.runtime.trial.members import LeftOut, Members, TurnEnds, in_job
 from autotune.runtime.trial.outcome import Fault, RankOutcome, check_finite, fault_of, outcome_of
 from autotune.workloads.errors import SpecError, TrialTimeoutError
 from autotune.workloads.graph import OpGraph
@@ -55,8 +55,13 @@ class _Trial:
     """The limits and resources that the trainers of a trial share."""
 
     deadline: float
-    groups: GroupCache
-    rank_context: RankContext
+    members: Members
+    turns: tuple[TurnEnds | None, ...] = ()
+    """Of each plan of a comparison that leaves ranks out."""
+
+    def end_turn(self, index: int) -> None:
+        if self.turns and (turn := self.turns[index]) is not None:
+            turn.end()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +101,7 @@ class RankRunner:
     def close(self) -> None:
         """Join the threads of all groups; called once, when the job ends."""
         self._groups.join()
+        self._groups.leave_parts()
 
     def trial(self, plan: Plan, budget: Budget) -> RankOutcome:
         """Measure one plan, then trace one more step of it."""
@@ -117,9 +123,10 @@ class RankRunner:
         """
 
         def measure(trainers: list[TrainerProtocol], trial: _Trial) -> list[RankOutcome]:
-            for trainer in trainers:
+            for index, trainer in enumerate(trainers):
                 _warm_up(trainer, budget.warmup, trial.deadline)
                 trainer.flush()
+                trial.end_turn(index)
             trainer_of = partial(self._held_or_built, plans, trainers, trial, budget)
             return interleaved(
                 len(plans), rounds, budget.steps, trainer_of, lambda one, number: _run(one, number, trial.deadline)
@@ -134,11 +141,13 @@ class RankRunner:
         """The trainer of a plan. One that is built here is in `trainers` meanwhile, to be closed also where a step fails."""
         if len(trainers) == len(plans):
             yield trainers[index]
+            trial.end_turn(index)
             return
-        trainers.append(self._trainer(plans[index], index, trial.groups, trial.rank_context))
+        trainers.append(self._trainer(plans[index], index, trial.members))
         _warm_up(trainers[0], budget.warmup, trial.deadline)
         trainers[0].flush()
         yield trainers[0]
+        trial.end_turn(index)
         trainers.pop().close()
         give_memory_back(handle(self._rank_context.torch_device))
 
@@ -180,34 +189,37 @@ class RankRunner:
             outcome = replace(outcome, timeline=Timeline.merge([timeline, sampled]))
             if (accuracy := getattr(self._workload, "accuracy", None)) is not None:
                 model = trainers[0].whole_model()
-                if self._rank_context.rank == 0:
+                if trainers[0].rank_context.rank == 0 and not isinstance(trainers[0], LeftOut):
                     outcome = replace(outcome, accuracy=float(accuracy(model)))
             return [outcome]
 
         def run(trainer: TrainerProtocol, trial: _Trial) -> RankOutcome:
             with ExitStack() as leaving:
                 stepper: TrainerProtocol | RetunedTrainer = trainer
-                if retuning is not None:
+                member = trial.members.of(plan)
+                if retuning is not None and member is not None:
                     if not isinstance(trainer, Trainer):
                         raise SpecError(
                             "a plan with pipeline stages cannot change while it trains: train without --online"
                         )
-                    network = self._rank_context.network
+                    network, groups = member.rank_context.network, member.groups
                     coordinator = StepCoordinator(network, retuning.decide, timeout_s=budget.timeout_s)
                     stepper = RetunedTrainer(
                         trainer,
                         coordinator,
-                        lambda plan: trial.groups.switch(plan.comm, _use(plan, 0)),
-                        self._groups.host_representatives,
+                        lambda plan: groups.switch(plan.comm, _use(plan, 0)),
+                        member.host_representatives,
                     )
                     leaving.callback(stepper.close)
-                steps: list[TrainedStep] = [stepper.step() if retuning is not None else trainer.metered_step()]
+                is_retuned = isinstance(stepper, RetunedTrainer)
+                steps: list[TrainedStep] = [stepper.step() if is_retuned else trainer.metered_step()]
                 cpu_s = time.process_time()
                 check_finite(steps[0].loss_share, 1)
                 while len(steps) < budget.steps:
                     steps += _run(stepper, 1, trial.deadline)[1]
                     check_finite(steps[-1].loss_share, len(steps))
-                    on_step(len(steps))
+                    if member is not None:
+                        on_step(len(steps))
                 cpu_s = (time.process_time() - cpu_s) / max(budget.steps - 1, 1)
                 return outcome_of(trainer, steps, cpu_s)
 
@@ -233,17 +245,22 @@ class RankRunner:
         try:
             if (found := self._fault_before_collectives(plans, rank_context)) is not None:
                 return [RankOutcome(fault=found)] * len(plans)
-            with GroupCache(self._groups, timeout_s=timeout_s, traced=traced) as groups:
-                self._open_all(plans, groups)
-                trial = _Trial(deadline=time.monotonic() + timeout_s, groups=groups, rank_context=rank_context)
+            with Members(self._groups, rank_context, traced=traced) as members:
+                self._open_all(plans, members)
+                turns = _turns(plans, rank_context)
+                trial = _Trial(deadline=time.monotonic() + timeout_s, members=members, turns=turns)
                 try:
                     for index, plan in enumerate(plans if len(plans) <= most_models else ()):
-                        trainers.append(self._trainer(plan, index, groups, rank_context))
-                    return measure(trainers, trial)
+                        trainers.append(self._trainer(plan, index, members))
+                    outcomes = measure(trainers, trial)
+                    return [in_job(one, plan, rank_context.rank) for one, plan in zip(outcomes, plans, strict=True)]
                 finally:
                     error = sys.exception()
                     while trainers:
                         trainers.pop().close(error)
+                    for turn in turns:
+                        if turn is not None:
+                            turn.close()
                     del error
         except RankSilentError:
             raise  # the state of that rank is unknown, so that no further order can reach it
@@ -263,20 +280,32 @@ class RankRunner:
             return None
         return fault_before_collectives(self._workload, plans, rank_context, self._share, seed=self._seed)
 
-    def _open_all(self, plans: Sequence[Plan], groups: GroupCache) -> None:
+    def _open_all(self, plans: Sequence[Plan], members: Members) -> None:
         """Before any trainer is built: where one fails on one rank, no other rank may wait for a group to open."""
         for index, plan in enumerate(plans):
-            groups.get(plan.comm, _use(plan, index))
-            if needs_norm_group(self._workload, plan):
-                groups.get(*_norms(plan))
+            if (member := members.of(plan)) is not None:
+                member.groups.get(member.plan.comm, _use(plan, index))
+                if needs_norm_group(self._workload, plan):
+                    member.groups.get(*_norms(plan))
 
-    def _trainer(self, plan: Plan, index: int, groups: GroupCache, rank_context: RankContext) -> TrainerProtocol:
-        group = groups.get(plan.comm, _use(plan, index))
-        if plan.pipeline is not None:
+    def _trainer(self, plan: Plan, index: int, members: Members) -> TrainerProtocol:
+        if (member := members.of(plan)) is None:
+            return LeftOut(plan=plan, rank_context=self._rank_context)
+        own, context = member.plan, member.rank_context
+        group = member.groups.get(own.comm, _use(plan, index))
+        if own.pipeline is not None:
             assert self._graph is not None
-            return PlanPipelineTrainer(self._workload, plan, group, rank_context, seed=self._seed, graph=self._graph)
-        norms = groups.get(*_norms(plan)) if needs_norm_group(self._workload, plan) else None
-        return Trainer(self._workload, plan, group, rank_context, seed=self._seed, norm_group=norms)
+            return PlanPipelineTrainer(self._workload, own, group, context, seed=self._seed, graph=self._graph)
+        norms = member.groups.get(*_norms(plan)) if needs_norm_group(self._workload, plan) else None
+        return Trainer(self._workload, own, group, context, seed=self._seed, norm_group=norms)
+
+
+def _turns(plans: Sequence[Plan], rank_context: RankContext) -> tuple[TurnEnds | None, ...]:
+    """Where several plans take turns: for each that leaves ranks out, what those wait for."""
+    if len(plans) < 2:
+        return ()
+    network, timeout_s = rank_context.network, rank_context.timeout_s
+    return tuple(TurnEnds(network, plan, timeout_s=timeout_s) if plan.leaves_out else None for plan in plans)
 
 
 def _use(plan: Plan, index: int) -> str:
@@ -291,7 +320,8 @@ def _norms(plan: Plan) -> tuple[CommPlan, str]:
 
 def _parameters(trainer: TrainerProtocol) -> Tensor:
     """All parameters in one vector, up to date."""
-    return torch.cat([parameter.detach().double().reshape(-1) for parameter in trainer.whole_model().parameters()])
+    parameters = [parameter.detach().double().reshape(-1) for parameter in trainer.whole_model().parameters()]
+    return torch.cat(parameters) if parameters else torch.zeros(0, dtype=torch.float64)
 
 
 def _warm_up(trainer: TrainerProtocol, num_steps: int, deadline: float) -> None:

@@ -80,7 +80,8 @@ class Workers:
         if measured.state is not TrialState.COMPLETE:
             raise TrialFailedError(f"training failed: {measured.reason}")
         losses = tuple(sum(shares) for shares in zip(*(outcome.loss_shares for outcome in outcomes), strict=True))
-        return Training(measured=measured, losses=losses, accuracy=outcomes[0].accuracy)
+        accuracy = next((outcome.accuracy for outcome in outcomes if outcome.accuracy is not None), None)
+        return Training(measured=measured, losses=losses, accuracy=accuracy)
 
     def quality(self, plan: Plan, budget: Budget) -> tuple[float, list[float], list[float]]:
         """The cosine between the parameter updates without and with the plan's codec, and the losses of both."""
@@ -93,7 +94,8 @@ class Workers:
             [sum(shares) for shares in zip(*(outcome.loss_shares for outcome in ranks), strict=True)]
             for ranks in zip(*outcomes, strict=True)
         )
-        return outcomes[0][1].cosine or 0.0, plain, coded
+        first = plan.used_ranks[0]  # equal on every rank that takes part
+        return outcomes[first][1].cosine or 0.0, plain, coded
 
     def dismiss(self) -> None:
         """End the job: every follower returns."""

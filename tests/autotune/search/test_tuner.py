@@ -64,7 +64,13 @@ def step_s(plan: Plan) -> float:
     return compute_s + 0.01 * abs(plan.comm.bucket_bytes.bit_length() - 21) - 0.005 * (not plan.is_lossless)
 
 
-def run(tuner: Tuner, trials: int, *, fails: Callable[[Plan], bool] = lambda _: False) -> list[TrialRecord]:
+def run(
+    tuner: Tuner,
+    trials: int,
+    *,
+    fails: Callable[[Plan], bool] = lambda _: False,
+    takes: Callable[[Plan], float] = step_s,
+) -> list[TrialRecord]:
     records: list[TrialRecord] = []
     for number in range(trials):
         proposal = tuner.propose(records)
@@ -80,8 +86,8 @@ def run(tuner: Tuner, trials: int, *, fails: Callable[[Plan], bool] = lambda _: 
             params=proposal.params,
             search_number=proposal.number,
             reason="broken" if fails(plan) else "",
-            steps_s=() if fails(plan) else (step_s(plan),),
-            ranks=() if fails(plan) else sample.ranks(plan.batch.samples, step_s(plan)),
+            steps_s=() if fails(plan) else (takes(plan),),
+            ranks=() if fails(plan) else sample.ranks(plan.batch.samples, takes(plan)),
         )
         records.append(record)
         tuner.tell(record)
@@ -117,12 +123,24 @@ def test_the_default_is_one_even_plan_whatever_devices_hold() -> None:
 
 
 def test_tuning_manually_splits_in_proportion_and_tries_every_bucket_once() -> None:
+    """And before that the three fastest devices alone, which would be as fast if communication took nothing."""
     records = run(TunedDdp(make_problem(), BUCKETS, codec="fp16"), 12)
-    assert [record.role for record in records] == [Role.DEFAULT, Role.PEER, Role.PEER, Role.PEER]
-    assert {record.plan.batch.samples for record in records[1:]} == {(26, 18, 13, 7)}
-    assert [record.plan.comm.bucket_bytes for record in records[1:]] == list(BUCKETS)
+    assert [record.role for record in records] == [Role.DEFAULT, *[Role.PEER] * 4]
+    tried = [(record.plan.batch.samples, record.plan.comm.bucket_bytes) for record in records[1:]]
+    every, fastest = (26, 18, 13, 7), (29, 20, 15, 0)
+    assert tried == [(every, BUCKETS[-1]), (fastest, BUCKETS[-1]), (every, BUCKETS[0]), (every, BUCKETS[1])]
     assert {record.plan.compression.codec for record in records[1:]} == {"fp16"}
     assert all(record.plan.comm.reducer == "ddp" for record in records)
+
+
+def test_tuning_manually_leaves_out_a_device_that_costs_more_than_it_adds() -> None:
+    def slow_link_s(plan: Plan) -> float:
+        return step_s(plan) + (1.0 if plan.batch.samples[3] else 0.0)
+
+    records = run(TunedDdp(make_problem(), BUCKETS), 12, takes=slow_link_s)
+    best = min((record for record in records if record.step_s), key=lambda record: record.step_s or 0.0)
+    assert best.plan.batch.samples[3] == 0
+    assert {record.plan.comm.bucket_bytes for record in records if not record.plan.batch.samples[3]} == set(BUCKETS)
 
 
 def test_where_the_default_fails_there_is_nothing_to_tune() -> None:

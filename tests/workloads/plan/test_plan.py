@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 
@@ -33,10 +34,11 @@ def plan(
     transport: str = "gloo",
     bucket_bytes: int = MIB,
     codec: str = "none",
+    **comm: Any,
 ) -> Plan:
     return Plan(
         batch=BatchPlan(samples=samples),
-        comm=CommPlan(reducer=reducer, transport=transport, bucket_bytes=bucket_bytes),
+        comm=CommPlan(reducer=reducer, transport=transport, bucket_bytes=bucket_bytes, **comm),
         compression=CompressionPlan(codec=codec),
     )
 
@@ -100,10 +102,38 @@ def test_a_bucket_of_nothing_is_refused() -> None:
     assert refusal(plan(bucket_bytes=0)) == "the plan's bucket_bytes is 0: it must be at least 1"
 
 
-def test_a_rank_without_samples_is_fine_for_our_reducer_and_not_for_ddp() -> None:
-    idle = (32, 32, 0, 0)
-    plan(idle).validate(num_ranks=4, global_batch=64)
-    assert "needs a sample on every rank" in refusal(plan(idle, reducer="ddp"))
+@pytest.mark.parametrize("reducer", ["bucketed", "ddp", "scheduled"])
+def test_a_rank_without_samples_is_left_out(reducer: str) -> None:
+    left = plan((32, 0, 32, 0), reducer=reducer)
+    left.validate(num_ranks=4, global_batch=64)
+    assert left.leaves_out
+    assert left.used_ranks == (0, 2)
+    assert left.part(left.used_ranks) == plan((32, 32), reducer=reducer)
+
+
+def test_a_rank_without_samples_that_owns_shares_takes_part() -> None:
+    served = plan((32, 0, 32, 0), collective="server", servers=(3,))
+    assert served.used_ranks == (0, 2, 3)
+    assert served.part((0, 2, 3)) == plan((32, 32, 0), collective="server", servers=(2,))
+    owned = plan((32, 0, 32, 0), collective="shards", shares=(0.5, 0.5, 0.0, 0.0))
+    assert owned.used_ranks == (0, 1, 2)
+    assert owned.part((0, 1, 2)).comm.shares == (0.5, 0.5, 0.0)
+
+
+def test_ddp_needs_samples_on_every_rank_that_takes_part() -> None:
+    served = plan((32, 32, 0, 0), reducer="ddp", collective="server", servers=(3,))
+    assert "needs a sample on every rank that takes part" in refusal(served)
+
+
+def test_a_rank_of_no_stage_is_left_out() -> None:
+    staged = PipelinePlan(first_ops=(0, 2), stage_ranks=((3,), (1,)), micro_batches=2)
+    left = Plan(batch=BatchPlan(samples=(0, 64, 0, 64)), pipeline=staged)
+    left.validate(num_ranks=4, global_batch=64)
+    assert left.used_ranks == (1, 3)
+    part = left.part(left.used_ranks)
+    assert part.pipeline is not None
+    assert part.pipeline.stage_ranks == ((1,), (0,))
+    part.validate(num_ranks=2, global_batch=64)
 
 
 @pytest.mark.parametrize(("share", "low_rank"), [(1e-9, 1), (1.0, 1000)])
