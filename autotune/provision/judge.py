@@ -58,7 +58,12 @@ class Judge:
         rate, _ = best_rate(self._problem, assignment)
         if rate < self.least:
             self.best, self.least = assignment.copy(), rate
-        return rate if rate < math.inf else _UNFIT * self._worst * (1 + self._excess(assignment))
+        return rate if rate < math.inf else self.unfit * (1 + self._excess(assignment))
+
+    @property
+    def unfit(self) -> float:
+        """Assignments of at least this value miss the floor or the limits."""
+        return _UNFIT * self._worst
 
     @property
     def _worst(self) -> float:

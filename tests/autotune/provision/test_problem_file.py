@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 
 from autotune.provision.problem_file import MAX_FILE_BYTES, problem_of, read_problem
 from autotune.workloads.errors import SpecError
+from tests.benchmarks.provision_networks import FOLDER, NETWORKS, network
 
 GOOD = {
     "types": [{"name": "cpu", "price_per_hour": 0.3}, {"name": "gpu", "price_per_hour": 2.5, "limit": 4}],
@@ -134,3 +136,10 @@ def test_shares_are_fitted_where_times_are_measured():
     assert kind.alpha == pytest.approx(0.8)
     assert kind.alpha_error == pytest.approx(0.0, abs=1e-12)
     assert kind.beta_error is None
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_files_of_networks_are_what_their_program_makes(name):
+    path = FOLDER / f"{name}.json"
+    assert json.loads(path.read_text()) == network(name)
+    assert read_problem(path).num_layers == len(NETWORKS[name]())
