@@ -40,11 +40,17 @@ _INLINED = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class Call:
     """The arguments of the model."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+
+    def bound(self, model: nn.Module) -> list[Any]:
+        """One value for each parameter of the model's forward, with its defaults."""
+        bound = inspect.signature(model.forward).bind(*self.args, **self.kwargs)
+        bound.apply_defaults()
+        return list(bound.arguments.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,34 +67,36 @@ _Reads = dict[tuple[_Made, str], None]
 
 def with_edges(graph: OpGraph, model: nn.Module, run: Callable[[int], Tensor]) -> OpGraph:
     """`graph` as `capture(model, run)` gave it, with its edges. Calls `run` once to record the model's arguments."""
-    calls = _calls_of(model, run)
+    calls = calls_of(model, run, _NUM_SAMPLES)
     reasons = [] if calls else ["the loss never calls the model as a whole"]
     for level, trace in _TRACERS.items() if calls else ():
         try:
             edges = _traced_edges(graph, model, calls, trace)
         except Exception as error:  # noqa: BLE001 - a tracer may fail on a user's model in any way
-            reasons.append(f"{level}: {_reason(error)}")
+            reasons.append(f"{level}: {reason(error)}")
         else:
             return replace(graph, edges=edges, edges_from=level, edges_note="; ".join(reasons))
     return replace(graph, edges=_chain(graph), edges_from="modules", edges_note="; ".join(reasons))
 
 
-def _calls_of(model: nn.Module, run: Callable[[int], Tensor]) -> list[_Call]:
-    calls: list[_Call] = []
+def calls_of(model: nn.Module, run: Callable[[int], Tensor], num_samples: int) -> list[Call]:
+    """How the loss of so many samples calls the model."""
+    calls: list[Call] = []
 
     def note(_model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         args, kwargs = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
-        calls.append(_Call(args, kwargs))
+        calls.append(Call(args, kwargs))
 
     handle = model.register_forward_pre_hook(note, with_kwargs=True)
     try:
-        run(_NUM_SAMPLES)
+        run(num_samples)
     finally:
         handle.remove()
     return calls
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """One short line."""
     message = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {message}"[:_LONGEST_REASON].rstrip(": ")
 
@@ -119,12 +127,12 @@ def _has_children(op: Op, ops: Iterable[Op]) -> bool:
 
 
 def _traced_edges(
-    graph: OpGraph, model: nn.Module, calls: Iterable[_Call], trace: Callable[[nn.Module, _Call], fx.GraphModule]
+    graph: OpGraph, model: nn.Module, calls: Iterable[Call], trace: Callable[[nn.Module, Call], fx.GraphModule]
 ) -> tuple[Edge, ...]:
     reads: _Reads = {}
-    owner_of = _owners(graph, model)
+    owner_of = owner_finder(graph, model)
     for call in calls:
-        with warnings.catch_warnings(), _attributes_kept(model):
+        with warnings.catch_warnings(), attributes_kept(model):
             warnings.simplefilter("ignore")
             traced = trace(model, call)
         num_inputs = sum(node.op == "placeholder" for node in traced.graph.nodes)
@@ -139,12 +147,13 @@ def _traced_edges(
     )
 
 
-def _exported(model: nn.Module, call: _Call) -> fx.GraphModule:
+def _exported(model: nn.Module, call: Call) -> fx.GraphModule:
     traced: fx.GraphModule = torch.export.export(model, call.args, dict(call.kwargs)).graph_module
     return traced
 
 
-def _symbolically_traced(model: nn.Module, call: _Call) -> fx.GraphModule:
+def symbolically_traced(model: nn.Module, call: Call) -> fx.GraphModule:
+    """By torch.fx, with the shapes of that call."""
     bound = inspect.signature(model.forward).bind(*call.args, **call.kwargs)
     bound.apply_defaults()
     # Arguments that forward may branch on are traced as they are; it cannot branch on a tensor's proxy.
@@ -157,7 +166,7 @@ def _symbolically_traced(model: nn.Module, call: _Call) -> fx.GraphModule:
     return traced
 
 
-_TRACERS = {"export": _exported, "fx": _symbolically_traced}
+_TRACERS = {"export": _exported, "fx": symbolically_traced}
 """The better first."""
 
 
@@ -171,7 +180,7 @@ class _Shapes(fx.Interpreter):
 
 
 @contextmanager
-def _attributes_kept(model: nn.Module) -> Iterator[None]:
+def attributes_kept(model: nn.Module) -> Iterator[None]:
     """Forward may keep a tensor in an attribute; while tracing, that would be a proxy."""
     before = [(module, dict(vars(module))) for module in model.modules()]
     try:
@@ -182,7 +191,7 @@ def _attributes_kept(model: nn.Module) -> Iterator[None]:
             vars(module).update(attributes)
 
 
-def _owners(graph: OpGraph, model: nn.Module) -> Callable[[fx.Node], str]:
+def owner_finder(graph: OpGraph, model: nn.Module) -> Callable[[fx.Node], str]:
     """The op that a node of a trace belongs to: the innermost module around it that is one, by the name that it has there."""
     ops = {op.name for op in graph.ops}
     first_name = {module: name for name, module in model.named_modules()}

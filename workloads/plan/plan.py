@@ -15,6 +15,7 @@ from autotune.workloads.plan.choices import COLLECTIVES, TRANSPORTS, ReducerKind
 from autotune.workloads.plan.codecs import CODECS, one_round_codecs
 from autotune.workloads.plan.comm import CommPlan, check_known
 from autotune.workloads.plan.compression import CompressionPlan
+from autotune.workloads.plan.op_groups import PlacementPlan
 from autotune.workloads.plan.placement import SPLIT, PipelinePlan
 from autotune.workloads.serial import digest, to_data
 
@@ -40,7 +41,9 @@ class Plan:
     comm: CommPlan = field(default_factory=CommPlan)
     compression: CompressionPlan = field(default_factory=CompressionPlan)
     pipeline: PipelinePlan | None = None
-    """None: every rank holds the whole model."""
+    """None: every rank holds the whole model, or `placement` says what it holds."""
+    placement: PlacementPlan | None = None
+    """Groups of ops on ranks of their own; not with `pipeline`, which is the case of a chain."""
 
     def fingerprint(self) -> str:
         """Equal plans, equal fingerprints."""
@@ -48,6 +51,8 @@ class Plan:
         for part, name in _NOT_IN_FINGERPRINT_IF_DEFAULT:
             if data[part][name] == defaults[part][name]:
                 del data[part][name]
+        if self.placement is None:
+            del data["placement"]
         if self.pipeline is not None:
             unset = {"order": (), "group_sizes": (), "sharing": SPLIT}
             for name in (name for name, default in unset.items() if getattr(self.pipeline, name) == default):
@@ -56,7 +61,9 @@ class Plan:
 
     @property
     def global_batch(self) -> int:
-        """Samples of a step: all ranks' together, or those of a pipeline's first stage, through which all of them pass."""
+        """Samples of a step: all ranks' together, or those of a first stage or group, through which all of them pass."""
+        if self.placement is not None:
+            return self.placement.global_batch
         if self.pipeline is None:
             return sum(self.batch.samples)
         return sum(self.batch.samples[ranks[0]] for ranks in self.pipeline.groups()[0])
@@ -110,7 +117,9 @@ class Plan:
                 f"the plan's accumulate is {self.batch.accumulate}: it must be at least 1, and 1 with pipeline stages, which have "
                 "micro_batches"
             )
-        if self.pipeline is None:
+        if self.placement is not None:
+            self._check_placement(self.placement, global_batch)
+        elif self.pipeline is None:
             check_sum(samples, global_batch, "samples per rank")
         else:
             self.pipeline.check(samples, global_batch)
@@ -128,6 +137,13 @@ class Plan:
                 "set sync_norm to false, or use another reducer"
             )
         _check_codec(comm, self.compression)
+
+    def _check_placement(self, placement: PlacementPlan, global_batch: int) -> None:
+        if self.pipeline is not None:
+            raise SpecError(
+                "the plan has a pipeline and a placement: a pipeline is a placement of a chain, so give one of them"
+            )
+        placement.check(self.batch.samples, global_batch)
 
     def check_runnable(self) -> None:
         """Refuse what can be predicted but not run yet."""

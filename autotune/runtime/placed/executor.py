@@ -193,7 +193,7 @@ class Executor:
         part, keeps = task.part, bool(task.part.backward)
         inputs = tuple(self._whole(part, index, pieces, task) for index in range(len(part.inputs)))
         if keeps:
-            inputs = tuple(value.requires_grad_() for value in inputs)
+            inputs = tuple(value.requires_grad_() if value.is_floating_point() else value for value in inputs)
         rows = cut.rows(part.lane, task.microbatch)
         data = [self._device.to_device(batch[index][rows]) for index in part.data]
         given = [*inputs, *data]

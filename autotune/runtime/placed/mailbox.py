@@ -21,7 +21,8 @@ from autotune.runtime.errors import PeerLostError
 from autotune.runtime.placed.routes import Message
 from autotune.workloads.errors import SpecError
 
-_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_DTYPES = (*_FLOATS, torch.int64, torch.int32, torch.uint8, torch.int8, torch.bool)
 _MAX_DIMS = 8
 _NUM_MESSAGES = 1 << 17
 """Most messages of a pair of ranks in a step. Higher tags: headers, then gathers of shards, then shared gradients."""
@@ -167,12 +168,12 @@ class Mailbox:
     def _recv(self, buffer: Tensor, source: int, tag: int) -> Any:
         assert self._group is not None
         with _lost(f"rank {source} is gone"):  # if that is known before anything is posted
-            return self._group.recv([buffer], source, tag)
+            return self._group.recv([_sendable(buffer)], source, tag)
 
     def _send(self, tensor: Tensor, target: int, tag: int) -> Any:
         assert self._group is not None
         with _lost(f"rank {target} is gone"):
-            return self._group.send([tensor], target, tag)
+            return self._group.send([_sendable(tensor)], target, tag)
 
     def _wait(self, work: Any, what: Message | str) -> None:
         with _lost(f"{_text(what)} did not come"):
@@ -192,9 +193,14 @@ def _header(message: Message, tensor: Tensor) -> list[int]:
     if tensor.dtype not in _DTYPES or tensor.dim() > _MAX_DIMS:
         raise SpecError(
             f"input {message.index} of part {message.reader!r} is {tensor.dtype} with {tensor.dim()} dimensions: between parts "
-            f"travel floating-point tensors of at most {_MAX_DIMS}; take integers from the batch"
+            f"travel {', '.join(str(one).partition('.')[2] for one in _DTYPES)} of at most {_MAX_DIMS}"
         )
     return [_DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape, *[0] * (_MAX_DIMS - tensor.dim())]
+
+
+def _sendable(tensor: Tensor) -> Tensor:
+    """The same memory in a type that gloo sends."""
+    return tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor
 
 
 def _text(what: Message | str) -> str:

@@ -27,6 +27,8 @@ class Source:
 
     part: str
     output: int = 0
+    has_gradient: bool = True
+    """False for whole numbers and masks: nothing is sent back for them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -102,8 +102,12 @@ def _task(  # noqa: PLR0913, PLR0917 - a position in the order
         needs += _read(program, part, rank, microbatch)
         gives += _handed_on(program, part, rank, microbatch)
     if kind in (BACKWARD, INPUT):
-        needs += (message.answered for message in _handed_on(program, part, rank, microbatch, only_backward=True))
-        gives += (message.answered for message in _read(program, part, rank, microbatch))
+        read, passed = (
+            _read(program, part, rank, microbatch),
+            _handed_on(program, part, rank, microbatch, only_backward=True),
+        )
+        needs += (message.answered for message in passed if _has_gradient(program, message))
+        gives += (message.answered for message in read if _has_gradient(program, message))
     return Task(
         block=block,
         microbatch=microbatch,
@@ -125,6 +129,10 @@ def _read(program: Program, part: Part, rank: int, microbatch: int) -> Iterator[
             yield Message(
                 reader=part.name, index=index, is_gradient=False, microbatch=microbatch, sender=sender, receiver=rank
             )
+
+
+def _has_gradient(program: Program, message: Message) -> bool:
+    return program.by_name[message.reader].inputs[message.index].has_gradient
 
 
 def _handed_on(
