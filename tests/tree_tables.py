@@ -138,6 +138,11 @@ COVERS: dict[str, tuple[str, ...]] = {
         "autotune/runtime/placed/routes.py",
         "autotune/runtime/placed/shared_gradients.py",
     ),
+    "autotune/runtime/placed/test_placed_job.py": (
+        "workloads/plan/op_groups.py",
+        "workloads/segments.py",
+        "workloads/traced.py",
+    ),
     "autotune/runtime/placed/test_plan_job.py": ("autotune/runtime/placed/plan_trainer.py",),
     "autotune/runtime/placed/test_trainer.py": (
         "autotune/runtime/emulate/block_pacer.py",

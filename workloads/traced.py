@@ -180,6 +180,7 @@ def _by_export(model: nn.Module, few: Call, many: Call, _chain: Sequence[nn.Modu
     program = torch.export.export(model, few.args, dict(few.kwargs), dynamic_shapes=dynamic, strict=False)
     module = program.module()
     assert isinstance(module, fx.GraphModule)
+    _forget_parameters(module)
     found = _Shapes()
     for node in module.graph.nodes:
         value = node.meta.get("val")
@@ -189,6 +190,14 @@ def _by_export(model: nn.Module, few: Call, many: Call, _chain: Sequence[nn.Modu
         elif isinstance(value, _SYMBOLIC) and (size := _as_function(value)) is not None:
             found.sizes[node.name] = size
     return module, found
+
+
+def _forget_parameters(module: nn.Module) -> None:
+    """A trace reads those of whichever model it is run with, and keeps no memory for the one it was made from."""
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            shape = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+            part.register_parameter(name, shape)
 
 
 def _symbols(value: Any) -> set[Any]:
@@ -250,7 +259,7 @@ def _by_modules(model: nn.Module, few: Call, many: Call, chain: Sequence[nn.Modu
 
 
 def _run_twice(module: fx.GraphModule, few: Sequence[Any], many: Sequence[Any]) -> _Shapes:
-    """Compares the shapes of two runs on copies of the samples. Buffers that a run changes are put back."""
+    """Compares the shapes of two runs on copies of the samples. Buffers that a run changes are restored."""
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     runs = []
     for given in (few, many):

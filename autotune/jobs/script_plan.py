@@ -63,9 +63,9 @@ def check_transport(plan: Plan, accelerators: Sequence[str]) -> None:
 def check_script_plan(plan: Plan, num_ranks: int, *, allow_lossy: bool) -> None:
     """Refuse a plan that a script cannot run."""
     samples = plan.batch.samples
-    if plan.pipeline is not None:
+    if plan.is_placed:
         raise SpecError(
-            "the plan has pipeline stages, but a training script holds the whole model: train it by `autotune train`, or "
+            "the plan places parts of the model on ranks, but a training script holds the whole model: train it by `autotune train`, or "
             "give the script a plan without stages"
         )
     plan.validate(num_ranks=num_ranks, global_batch=sum(samples))

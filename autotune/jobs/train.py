@@ -24,6 +24,7 @@ from autotune.results.store.decision import Decision
 from autotune.results.store.forecast import Forecast
 from autotune.results.store.record import BestPlan, TrialState
 from autotune.runtime.control.mpi import Control
+from autotune.runtime.placed.placed_job import check_placed
 from autotune.runtime.placed.plan_job import plan_job
 from autotune.runtime.trial.runner import Budget
 from autotune.runtime.trial.workers import Training, follow
@@ -84,7 +85,7 @@ def check_plan(job: TrainJob, context: JobContext, plan: Plan) -> None:
     """Refuse what no rank could run, before any rank starts."""
     plan.validate(num_ranks=len(context.cluster.devices), global_batch=context.info.global_batch)
     plan.check_runnable()
-    if plan.pipeline is not None:
+    if plan.is_placed:
         _check_stages(job, context, plan)
     if job.online and 0 not in plan.used_ranks:
         raise SpecError(
@@ -95,8 +96,13 @@ def check_plan(job: TrainJob, context: JobContext, plan: Plan) -> None:
 
 def _check_stages(job: TrainJob, context: JobContext, plan: Plan) -> None:
     if job.online:
-        raise SpecError("the plan has pipeline stages, which cannot change while they train: train it without --online")
-    plan_job(context.workload, plan, context.graph).assemble(context.workload.model())
+        raise SpecError(
+            "the plan has pipeline stages or groups of ops, which cannot change while they train: train it without --online"
+        )
+    if plan.pipeline is not None:
+        plan_job(context.workload, plan, context.graph).assemble(context.workload.model())
+    else:
+        check_placed(context.workload, plan, context.graph)
 
 
 def compare_with_default(job: TrainJob, context: JobContext, kept: BestPlan, watcher: Watcher) -> Ratio | None:

@@ -32,7 +32,7 @@ def moved(plan: Plan, space: Space) -> list[Plan]:
     """The plan with a few samples moved from one rank, or one kind of ranks, to another; none of a plan with stages. Ranks that
     are left out stay so.
     """
-    if plan.pipeline is not None:
+    if plan.is_placed:
         return []
     splits = dict.fromkeys(_splits(plan.batch.samples, space))
     return [replace(plan, batch=replace(plan.batch, samples=samples)) for samples in splits]

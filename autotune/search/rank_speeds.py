@@ -23,7 +23,7 @@ _SPLIT_NOISE = 0.03
 
 def fit_costs(records: Sequence[TrialRecord]) -> list[RankCost] | None:
     """The cost line of every rank, or None before any trial has finished. A stage of a pipeline tells nothing of the whole model."""
-    finished = [record for record in records if record.step_s is not None and record.plan.pipeline is None]
+    finished = [record for record in records if record.step_s is not None and not record.plan.is_placed]
     if not finished:
         return None
     num_ranks = len(finished[0].ranks)

@@ -7,8 +7,8 @@ of ops, and a rank may compute several groups, with another share of the batch i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from autotune.workloads.errors import SpecError
@@ -63,6 +63,11 @@ class PlacementPlan:
             for rank, count in zip(group.ranks, group.samples, strict=True):
                 most[rank] = max(most[rank], count)
         return tuple(most)
+
+    def part(self, place: Mapping[int, int]) -> PlacementPlan:
+        """The same with other numbers for its ranks."""
+        groups = tuple(replace(group, ranks=tuple(place[rank] for rank in group.ranks)) for group in self.groups)
+        return replace(self, groups=groups)
 
     def check(self, samples: Sequence[int], global_batch: int) -> None:
         """Refuse groups that do not fit the ranks, the samples or each other."""

@@ -69,12 +69,19 @@ class Plan:
         return sum(self.batch.samples[ranks[0]] for ranks in self.pipeline.groups()[0])
 
     @property
+    def is_placed(self) -> bool:
+        """Ranks hold parts of the model: stages or groups of ops."""
+        return self.pipeline is not None or self.placement is not None
+
+    @property
     def used_ranks(self) -> tuple[int, ...]:
         """The ranks that take part. One without samples does not, unless it owns a share of what is summed: a rank that is left
         out holds no model and is in no collective.
         """
         if self.pipeline is not None:
             return tuple(sorted(rank for stage in self.pipeline.stage_ranks for rank in stage))
+        if self.placement is not None:
+            return tuple(sorted({rank for group in self.placement.groups for rank in group.ranks}))
         owners = {*self.comm.servers, *(rank for rank, share in enumerate(self.comm.shares) if share)}
         return tuple(rank for rank, count in enumerate(self.batch.samples) if count or rank in owners)
 
@@ -93,8 +100,9 @@ class Plan:
         if pipeline is not None:
             stages = tuple(tuple(place[rank] for rank in stage) for stage in pipeline.stage_ranks)
             pipeline = replace(pipeline, stage_ranks=stages)
-        samples = tuple(self.batch.samples[rank] for rank in ranks)
-        return replace(self, batch=replace(self.batch, samples=samples), comm=comm, pipeline=pipeline)
+        batch = replace(self.batch, samples=tuple(self.batch.samples[rank] for rank in ranks))
+        placement = None if self.placement is None else self.placement.part(place)
+        return replace(self, batch=batch, comm=comm, pipeline=pipeline, placement=placement)
 
     @property
     def is_lossless(self) -> bool:
@@ -164,8 +172,8 @@ class Plan:
                 f"the plan's collective {comm.collective!r} is made of messages from rank to rank, which transport "
                 f"{comm.transport!r} does not carry here: use transport gloo, or collective ring"
             )
-        if self.pipeline is not None:
-            _check_pipeline_runs(self, self.pipeline)
+        if self.is_placed:
+            _check_placed_runs(self)
 
 
 def _check_codec(comm: CommPlan, compression: CompressionPlan) -> None:
@@ -204,8 +212,24 @@ def _check_codec(comm: CommPlan, compression: CompressionPlan) -> None:
         )
 
 
-def _check_pipeline_runs(plan: Plan, pipeline: PipelinePlan) -> None:
+def _check_placed_runs(plan: Plan) -> None:
     """Stages talk by messages over gloo, exactly; what is tuned for gradients that are summed over all ranks has no place there."""
+    if plan.pipeline is not None:
+        _check_pipeline_runs(plan.pipeline)
+    for name, value, runs in (
+        ("transport", plan.comm.transport, "gloo"),
+        ("reducer", plan.comm.reducer, "bucketed"),
+        ("collective", plan.comm.collective, "ring"),
+        ("codec", plan.compression.codec, "none"),
+        ("sync_norm", plan.batch.sync_norm, False),
+    ):
+        if value != runs:
+            raise SpecError(
+                f"the plan has pipeline stages or groups of ops and {name} {value!r}: these run with {name} {runs!r} only"
+            )
+
+
+def _check_pipeline_runs(pipeline: PipelinePlan) -> None:
     degree = max(len(ranks) for stage in pipeline.groups() for ranks in stage)
     if degree != 1:
         raise SpecError(
@@ -216,17 +240,6 @@ def _check_pipeline_runs(plan: Plan, pipeline: PipelinePlan) -> None:
         raise SpecError(
             f"the plan's sharing is {pipeline.sharing!r}, which `autotune simulate` predicts but no job runs: use {SPLIT!r}"
         )
-    for name, value, runs in (
-        ("transport", plan.comm.transport, "gloo"),
-        ("reducer", plan.comm.reducer, "bucketed"),
-        ("collective", plan.comm.collective, "ring"),
-        ("codec", plan.compression.codec, "none"),
-        ("sync_norm", plan.batch.sync_norm, False),
-    ):
-        if value != runs:
-            raise SpecError(
-                f"the plan has pipeline stages and {name} {value!r}: a pipeline runs with {name} {runs!r} only"
-            )
 
 
 def default_plan(samples: tuple[int, ...], *, transport: str = "gloo") -> Plan:

@@ -83,6 +83,12 @@ def trace_workload(workload: Workload, model: nn.Module, graph: OpGraph) -> Trac
     return trace_model(graph, model, lambda count: workload.loss(model, batches.fetch(torch.arange(count))), chain)
 
 
+def check_placed(workload: Workload, plan: Plan, graph: OpGraph) -> None:
+    """Refuse groups that the model cannot be run in."""
+    assert plan.placement is not None
+    groups_by_name(graph, trace_workload(workload, workload.model(), graph), plan.placement)
+
+
 def groups_by_name(graph: OpGraph, traced: Traced, placement: PlacementPlan) -> dict[str, int]:
     """The group of every op by its name; SpecError where ops that must stay together do not."""
     group_of = placement.group_of_op()

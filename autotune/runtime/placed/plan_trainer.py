@@ -9,17 +9,18 @@ from torch import nn
 
 from autotune.profilers.ranges import Ranges
 from autotune.runtime.placed.pipeline_step import PipelineStep
+from autotune.runtime.placed.placed_job import placed_job
 from autotune.runtime.placed.plan_job import plan_job
-from autotune.runtime.placed.stages import first_modules, stage_modules
 from autotune.runtime.placed.trainer import PipelineTrainer
 from autotune.runtime.train.trainer import RankContext
 from autotune.workloads.graph import OpGraph
 from autotune.workloads.plan import Plan
+from autotune.workloads.traced import Traced
 from autotune.workloads.workload import Workload
 
 
 class PlanPipelineTrainer(PipelineTrainer):
-    """One rank of a plan with stages. `graph`: the ops that the plan's cut indexes."""
+    """One rank of a plan with stages or groups of ops. `graph`: the ops that the plan indexes; `traced`: for groups, the model."""
 
     def __init__(  # noqa: PLR0913 - the parts of a trainer
         self,
@@ -30,13 +31,18 @@ class PlanPipelineTrainer(PipelineTrainer):
         *,
         seed: int,
         graph: OpGraph,
+        traced: Traced | None = None,
     ) -> None:
-        super().__init__(
-            plan_job(workload, plan, graph, paced=rank_context.graph is not None), group, rank_context, seed=seed
-        )
+        paced = rank_context.graph is not None
+        if plan.placement is not None:
+            assert traced is not None
+            job = placed_job(workload, plan, graph, traced, paced=paced)
+        else:
+            job = plan_job(workload, plan, graph, paced=paced)
+        super().__init__(job, group, rank_context, seed=seed)
         self.plan, self.group = plan, group
         self.ranges = Ranges()
-        self._workload, self._graph = workload, graph
+        self._workload = workload
         self._trained_s = 0.0
 
     def step(self) -> PipelineStep:
@@ -66,24 +72,24 @@ class PlanPipelineTrainer(PipelineTrainer):
         """Every step records its passes and waits anyway."""
 
     def whole_model(self) -> nn.Module:
-        """The state of all stages, each from the first rank that holds it; a collective call."""
-        pipeline = self.plan.pipeline
-        assert pipeline is not None
-        model = self._workload.model()
-        modules = stage_modules(self._workload, model)
-        ends = [*first_modules(self._graph, model, modules, pipeline.first_ops), len(modules)]
-        for stage, ranks in enumerate(pipeline.stage_ranks):
-            theirs = nn.Sequential(*modules[ends[stage] : ends[stage + 1]])
-            if self.rank_context.rank == ranks[0]:
-                _copy(self._own_stage(stage), theirs)
+        """The state of all parts, each from the first rank that holds it; a collective call."""
+        model, program = self._workload.model(), self.executor.program
+        assembly = self.job.assemble(model)
+        copied: set[tuple[int, ...]] = set()
+        for part in program.parts:
+            theirs = assembly.builders[part.name](0, 1)  # whose tensors are the model's own
+            tensors = tuple(map(id, theirs.state_dict(keep_vars=True).values()))
+            if tensors in copied:
+                continue
+            copied.add(tensors)
+            owner = program.devices[part.name][0]
+            if self.rank_context.rank == owner:
+                _copy(self.executor.modules[part.name], theirs)
             for tensor in theirs.state_dict().values():
                 options = dist.BroadcastOptions()
-                options.rootRank = ranks[0]
+                options.rootRank = owner
                 self.group.broadcast([tensor], options).wait()
         return model
-
-    def _own_stage(self, stage: int) -> nn.Module:
-        return next(module for name, module in self.executor.modules.items() if name.endswith(f".{stage}"))
 
     def close(self, error: BaseException | None = None) -> None:  # noqa: ARG002 - as the data-parallel trainer is ended
         """Release the group: while a reference to it exists, peers do not detect that this rank has left."""
@@ -93,6 +99,6 @@ class PlanPipelineTrainer(PipelineTrainer):
 
 
 def _copy(source: nn.Module, target: nn.Module) -> None:
-    """The last stage is wrapped with its loss: names differ, but number and order of the tensors are the same."""
+    """Both are made by the same builder, so number and order of the tensors are the same."""
     for held, wanted in zip(source.state_dict().values(), target.state_dict().values(), strict=True):
         wanted.copy_(held)

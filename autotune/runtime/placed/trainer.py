@@ -46,7 +46,7 @@ class PipelineTrainer:
     """One rank of a pipelined job."""
 
     def __init__(self, job: PipelineJob, group: dist.ProcessGroup, rank_context: RankContext, *, seed: int) -> None:
-        self.rank_context, self._job = rank_context, job
+        self.rank_context, self.job = rank_context, job
         self._device = handle(rank_context.torch_device)
         torch.manual_seed(seed)
         assembly = job.assemble(job.workload.model())
@@ -115,7 +115,7 @@ class PipelineTrainer:
         batch, _, _ = self._batches.take(self.num_steps)
         if not isinstance(batch, tuple | list) or not all(isinstance(one, Tensor) for one in batch):
             raise SpecError(
-                f"a batch of {self._job.workload.name!r} is a {type(batch).__name__}: pipelines cut batches that are tuples of "
+                f"a batch of {self.job.workload.name!r} is a {type(batch).__name__}: pipelines cut batches that are tuples of "
                 "tensors with a row for each sample"
             )
         cut, rows = for_samples(self._cut, len(batch[0]))

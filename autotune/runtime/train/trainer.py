@@ -79,7 +79,7 @@ class Trainer:
         """`norm_group`: for BatchNorm statistics, where `needs_norm_group`."""
         plan.validate(num_ranks=group.size(), global_batch=workload.global_batch)
         plan.check_runnable()
-        assert plan.pipeline is None, "a plan with stages is trained by PlanPipelineTrainer"
+        assert not plan.is_placed, "a plan with stages is trained by PlanPipelineTrainer"
         self.plan, self.rank_context = plan, rank_context
         self._workload, self.loop = workload, loop_of(workload)
         self.group = group

@@ -31,7 +31,7 @@ def fault_before_collectives(
 ) -> Fault | None:
     """Why these plans cannot run, on this rank or on another one; None where all ranks can run them. Called by all ranks."""
     own: Fault | None = None
-    used = [plan for plan in plans if plan.pipeline is None and rank_context.rank in plan.used_ranks]
+    used = [plan for plan in plans if not plan.is_placed and rank_context.rank in plan.used_ranks]
     batches = {plan.batch: plan for plan in used}
     try:
         for plan in batches.values():

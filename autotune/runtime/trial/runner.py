@@ -20,6 +20,7 @@ from autotune.profilers.timeline import Timeline
 from autotune.runtime.control.mpi import RankSilentError
 from autotune.runtime.control.step_directives import Decide, StepCoordinator
 from autotune.runtime.device import handle
+from autotune.runtime.placed.placed_job import trace_workload
 from autotune.runtime.placed.plan_trainer import PlanPipelineTrainer
 from autotune.runtime.train.retuned_trainer import RetunedTrainer
 from autotune.runtime.train.tracing import ClockOffset, aligned, samplers_for, traced_step
@@ -34,6 +35,7 @@ from autotune.runtime.trial.outcome import Fault, RankOutcome, check_finite, fau
 from autotune.workloads.errors import SpecError, TrialTimeoutError
 from autotune.workloads.graph import OpGraph
 from autotune.workloads.plan import CommPlan, Plan
+from autotune.workloads.traced import Traced
 from autotune.workloads.workload import Workload
 
 SAME_CLOCK = ClockOffset()
@@ -93,6 +95,7 @@ class RankRunner:
         """
         self._share, self._models_at_once = share, models_at_once
         self._workload, self._graph = workload, graph
+        self._traced: Traced | None = None
         self._groups = groups
         self._rank_context = rank_context
         self._seed = seed
@@ -293,11 +296,21 @@ class RankRunner:
             return LeftOut(plan=plan, rank_context=self._rank_context)
         own, context = member.plan, member.rank_context
         group = member.groups.get(own.comm, _use(plan, index))
-        if own.pipeline is not None:
+        if own.is_placed:
             assert self._graph is not None
-            return PlanPipelineTrainer(self._workload, own, group, context, seed=self._seed, graph=self._graph)
+            traced = self._trace(self._graph) if own.placement is not None else None
+            return PlanPipelineTrainer(
+                self._workload, own, group, context, seed=self._seed, graph=self._graph, traced=traced
+            )
         norms = member.groups.get(*_norms(plan)) if needs_norm_group(self._workload, plan) else None
         return Trainer(self._workload, own, group, context, seed=self._seed, norm_group=norms)
+
+    def _trace(self, graph: OpGraph) -> Traced:
+        """Of the model, once: every rank finds the same."""
+        if self._traced is None:
+            torch.manual_seed(self._seed)
+            self._traced = trace_workload(self._workload, self._workload.model(), graph)
+        return self._traced
 
 
 def _turns(plans: Sequence[Plan], rank_context: RankContext) -> tuple[TurnEnds | None, ...]:
@@ -310,7 +323,7 @@ def _turns(plans: Sequence[Plan], rank_context: RankContext) -> tuple[TurnEnds |
 
 def _use(plan: Plan, index: int) -> str:
     """Plans of one use share a group. Scheduled and pipelined plans post in an order of their own and do not share."""
-    return f"plan {index}" if plan.comm.is_scheduled or plan.pipeline is not None else ""
+    return f"plan {index}" if plan.comm.is_scheduled or plan.is_placed else ""
 
 
 def _norms(plan: Plan) -> tuple[CommPlan, str]:

@@ -171,10 +171,11 @@ def check(name: str, dtype: torch.dtype, seed: int) -> None:
     assert ran.loss == pytest.approx(total)
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
-@pytest.mark.parametrize("seed", range(2))
-def test_random_placements_are_exact(name: str, seed: int) -> None:
-    check(name, torch.float64, seed)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ("resnet", "vgg") else ()) for name in WORKLOADS]
+)
+def test_random_placements_are_exact(name: str) -> None:
+    check(name, torch.float64, 0)
 
 
 @pytest.mark.slow
@@ -182,7 +183,7 @@ def test_random_placements_are_exact(name: str, seed: int) -> None:
 @pytest.mark.parametrize("name", WORKLOADS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_two_hundred_random_placements_are_exact(name: str, dtype: torch.dtype) -> None:
-    for seed in range(2, 18):
+    for seed in range(1, 16):
         check(name, dtype, seed)
 
 
