@@ -65,7 +65,7 @@ def check_script_plan(plan: Plan, num_ranks: int, *, allow_lossy: bool) -> None:
     samples = plan.batch.samples
     if plan.is_placed:
         raise SpecError(
-            "the plan places parts of the model on ranks, but a training script holds the whole model: train it by `autotune train`, or "
+            "the plan has pipeline stages or groups of ops, but a training script holds the whole model: train it by `autotune train`, or "
             "give the script a plan without stages"
         )
     plan.validate(num_ranks=num_ranks, global_batch=sum(samples))
