@@ -140,8 +140,8 @@ COVERS: dict[str, tuple[str, ...]] = {
     ),
     "autotune/runtime/placed/test_placed_job.py": (
         "workloads/plan/op_groups.py",
-        "workloads/segments.py",
-        "workloads/traced.py",
+        "workloads/tensor_graph/segments.py",
+        "workloads/tensor_graph/traced.py",
     ),
     "autotune/runtime/placed/test_plan_job.py": ("autotune/runtime/placed/plan_trainer.py",),
     "autotune/runtime/placed/test_trainer.py": (

@@ -28,8 +28,8 @@ from autotune.workloads.graph import Op, OpGraph
 from autotune.workloads.pass_names import pass_name
 from autotune.workloads.plan import Plan
 from autotune.workloads.plan.op_groups import PlacementPlan
-from autotune.workloads.segments import Segment, cut_segments, leaves_of, output_of, segment_module
-from autotune.workloads.traced import Traced, trace_model
+from autotune.workloads.tensor_graph.segments import Segment, cut_segments, leaves_of, output_of, segment_module
+from autotune.workloads.tensor_graph.traced import Traced, trace_model
 from autotune.workloads.workload import Workload, check_no_stages, loop_of
 
 DEEPEST = "deepest first"

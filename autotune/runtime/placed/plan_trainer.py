@@ -15,7 +15,7 @@ from autotune.runtime.placed.trainer import PipelineTrainer
 from autotune.runtime.train.trainer import RankContext
 from autotune.workloads.graph import OpGraph
 from autotune.workloads.plan import Plan
-from autotune.workloads.traced import Traced
+from autotune.workloads.tensor_graph.traced import Traced
 from autotune.workloads.workload import Workload
 
 

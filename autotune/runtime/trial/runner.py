@@ -35,7 +35,7 @@ from autotune.runtime.trial.outcome import Fault, RankOutcome, check_finite, fau
 from autotune.workloads.errors import SpecError, TrialTimeoutError
 from autotune.workloads.graph import OpGraph
 from autotune.workloads.plan import CommPlan, Plan
-from autotune.workloads.traced import Traced
+from autotune.workloads.tensor_graph.traced import Traced
 from autotune.workloads.workload import Workload
 
 SAME_CLOCK = ClockOffset()

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from autotune.workloads.traced import Traced
+from autotune.workloads.tensor_graph.traced import Traced
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

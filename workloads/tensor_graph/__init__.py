@@ -1,0 +1,1 @@
+"""A model as operations on tensors, and the pieces in which sets of ranks run it. Needs torch."""
