@@ -46,6 +46,7 @@ class OneRank:
 
     def __init__(self) -> None:
         self.num_opened = 0
+        self.host_representatives = (0,)
 
     @contextmanager
     def open(self, transport: str, **_: Any) -> Iterator[dist.ProcessGroup]:

@@ -40,6 +40,7 @@ class OneRank:
     def __init__(self) -> None:
         self.events: list[str] = []
         self.groups: list[weakref.ref[dist.ProcessGroup]] = []
+        self.host_representatives = (0,)
 
     @contextmanager
     def open(self, transport: str, **_: Any) -> Iterator[dist.ProcessGroup]:
