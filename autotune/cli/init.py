@@ -41,8 +41,10 @@ class Found:
 
 def init(file: Path, job: ProfileJob, launch: Launch, *, measure: bool) -> int:
     """Write `file` and show the tree; returns the exit code."""
-    check_file(file)
-    if launch.num_ranks is None and this_launcher().kind is LauncherKind.NONE:
+    is_rank = this_launcher().kind is not LauncherKind.NONE
+    if not is_rank:
+        check_file(file)
+    if launch.num_ranks is None and not is_rank:
         if measure:
             raise SpecError("--measure times messages between ranks: start it with --ranks N, or with mpirun")
         machine = _this_machine()
@@ -51,6 +53,7 @@ def init(file: Path, job: ProfileJob, launch: Launch, *, measure: bool) -> int:
     from autotune.cli.on_ranks import run_on_ranks  # noqa: PLC0415 - loads MPI
 
     def body(_: tuple[Cluster, ...], control: Control) -> None:
+        _check_on_rank_0(file, control)
         shared = control.share(to_data(_this_machine()))
         found = found_cluster([from_data(Machine, machine, "a machine") for machine in shared], file.stem)
         if measure:
@@ -68,14 +71,26 @@ def _this_machine() -> Machine:
 
 def check_file(file: Path) -> None:
     """Refuse what could not be written, before anything is measured."""
-    if this_launcher().rank:
-        return
     if file.suffix != ".toml":
         raise SpecError(f"--output {str(file)!r}: a cluster file ends in .toml")
     if file.exists():
         raise SpecError(f"{str(file)!r} exists: name another file with --output, or remove it")
     if not file.parent.is_dir():
         raise SpecError(f"--output {str(file)!r}: there is no folder {str(file.parent)!r}: make it, or name another")
+
+
+def _check_on_rank_0(file: Path, control: Control) -> None:
+    """On rank 0, whose file system it is. All ranks refuse, and leave, together."""
+    from autotune.jobs.context import AgreedError  # noqa: PLC0415 - loads torch
+
+    message = ""
+    if control.is_leader:
+        try:
+            check_file(file)
+        except SpecError as error:
+            message = str(error)
+    if message := control.broadcast(message):
+        raise AgreedError(message, SpecError.exit_code)
 
 
 def found_cluster(machines: Sequence[Machine], name: str) -> Found:

@@ -19,6 +19,7 @@ from autotune.workloads.plan import BatchPlan, CommPlan, Plan
 WHERE = sys.argv[1]
 RANK = int(os.environ["OMPI_COMM_WORLD_RANK"])
 if WHERE == "fgpu" or (WHERE == "mixed" and RANK == 0):
+    import tests.accelerator.fgpu  # noqa: F401 - makes the device type known
     from autotune.runtime import device
 
     DEVICE = device.take(RANK).device
