@@ -33,11 +33,11 @@ def failures(verdicts: list[Verdict]) -> str:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=pytest.mark.slow)])
-def test_twenty_loops_train_as_one_process(ranks: int) -> None:
-    verdicts = check.check_launch([draw_loop(seed, ranks) for seed in range(20)])
+@pytest.mark.parametrize(("ranks", "num_loops"), [(3, 10), pytest.param(2, 20, marks=pytest.mark.slow)])
+def test_loops_train_as_one_process(ranks: int, num_loops: int) -> None:
+    verdicts = check.check_launch([draw_loop(seed, ranks) for seed in range(num_loops)])
     assert not failures(verdicts)
-    assert sum(verdict.kind == "equal" for verdict in verdicts) >= 15
+    assert sum(verdict.kind == "equal" for verdict in verdicts) >= 0.75 * num_loops
 
 
 @pytest.mark.mpi

@@ -115,14 +115,14 @@ def test_out_of_memory_is_infeasible_with_the_rank_named() -> None:
 
 def test_a_comparison_that_cannot_hold_all_models_holds_one() -> None:
     held, built = Counted(), Counted()
-    together = runner_of(held).compare(PLANS, 3, BUDGET)
-    one_by_one = runner_of(built, models_at_once=3).compare(PLANS, 3, BUDGET)
+    together = runner_of(held).compare(PLANS, 2, BUDGET)
+    one_by_one = runner_of(built, models_at_once=3).compare(PLANS, 2, BUDGET)
     assert (held.most, held.num_built) == (4, 4)
-    assert (built.most, built.num_built) == (1, 4 * 3)
+    assert (built.most, built.num_built) == (1, 4 * 2)
     assert not built.alive
     for outcomes in (together, one_by_one):
         assert [outcome.fault for outcome in outcomes] == [None] * 4
-        assert [len(outcome.steps_s) for outcome in outcomes] == [3] * 4
+        assert [len(outcome.steps_s) for outcome in outcomes] == [2] * 4
     peaks = [[o.result.peak_memory_bytes for o in outcomes if o.result] for outcomes in (together, one_by_one)]
     assert peaks[0] == peaks[1]
 
@@ -130,10 +130,10 @@ def test_a_comparison_that_cannot_hold_all_models_holds_one() -> None:
 def test_a_step_after_a_switch_is_not_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each plan runs one more step in each round than are scored, and its warm-up where it is built anew."""
     held, built = Counted(), Counted()
-    runner_of(held).compare(PLANS, 3, replace(BUDGET, warmup=2))
-    runner_of(built, models_at_once=1).compare(PLANS, 3, replace(BUDGET, warmup=2))
-    assert held.num_losses == 4 * (2 + 3 * (1 + 2))
-    assert built.num_losses == 4 * 3 * (2 + 1 + 2)
+    runner_of(held).compare(PLANS, 2, replace(BUDGET, warmup=2))
+    runner_of(built, models_at_once=1).compare(PLANS, 2, replace(BUDGET, warmup=2))
+    assert held.num_losses == 4 * (2 + 2 * (1 + 2))
+    assert built.num_losses == 4 * 2 * (2 + 1 + 2)
 
 
 def test_a_failure_among_models_that_are_built_one_by_one() -> None:
