@@ -15,7 +15,7 @@ from autotune.workloads.workload import Workload, check_loop
 
 SIZES = ("tiny", "small", "large")
 DEFAULT_SIZE = "small"
-MODELS = ("mlp", "vgg", "resnet", "gpt", "digits", "text")
+MODELS = ("mlp", "vgg", "resnet", "gpt", "dlrm", "digits", "text")
 _SINGLE_SIZE = ("digits", "text")
 _NEXT_OPTION = re.compile(r",(?=[^\W\d]\w*=)")
 """A comma before an option; any other is part of a value."""

@@ -120,7 +120,7 @@ def test_an_unknown_name_suggests_the_nearest(given: str, nearest: str) -> None:
 
 
 def test_a_name_like_no_other_lists_what_there_is() -> None:
-    assert "known: digits, gpt, " in refusal("xyz")
+    assert "known: digits, dlrm, " in refusal("xyz")
 
 
 def test_a_name_can_be_checked_without_torch() -> None:

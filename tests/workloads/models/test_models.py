@@ -21,7 +21,7 @@ from autotune.workloads.registry import load_workload
 from autotune.workloads.workload import Workload
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-SIZED = ("mlp", "vgg", "resnet", "gpt")
+SIZED = ("mlp", "vgg", "resnet", "gpt", "dlrm")
 SPECS = [*(f"{model}-{size}" for model in SIZED for size in ("tiny", "small")), "digits", "text"]
 
 PARAMETERS = {
@@ -37,6 +37,9 @@ PARAMETERS = {
     "gpt-tiny": (20e3, 40e3),
     "gpt-small": (200e3, 400e3),
     "gpt-large": (124e6, 125e6),  # GPT-2 small: 124.4 M
+    "dlrm-tiny": (10e3, 20e3),
+    "dlrm-small": (1.6e6, 1.9e6),
+    "dlrm-large": (130e6, 140e6),
     "digits": (30e3, 50e3),
     "text": (100e3, 130e3),
 }
@@ -144,7 +147,7 @@ class TestEveryWorkload:
 
     def test_first_loss_is_that_of_a_guess(self, spec: str) -> None:
         workload = load_workload(spec)
-        num_answers = int(tensors(workload)[1].max()) + 1
+        num_answers = int(tensors(workload)[-1].max()) + 1
         with torch.no_grad():
             loss = workload.loss(build(workload), workload.dataset()[torch.arange(64)])
         assert loss.item() == pytest.approx(math.log(num_answers), rel=0.15)
@@ -157,7 +160,7 @@ class TestEveryWorkload:
             load_workload(spec, {"global_batch": "-1"})
 
 
-@pytest.mark.parametrize("spec", ["mlp-tiny", "vgg-tiny", "resnet-tiny", "gpt-tiny"])
+@pytest.mark.parametrize("spec", ["mlp-tiny", "vgg-tiny", "resnet-tiny", "gpt-tiny", "dlrm-tiny"])
 def test_loss_falls(spec: str) -> None:
     workload = load_workload(spec)
     losses = train(workload, build(workload), num_steps=80)
