@@ -49,15 +49,23 @@ def least_sample_s(costs: Costs, global_batch: int) -> list[float]:
     Times are lines between measured points, and one line before and after them: the time per sample of each piece is least at
     one of its ends.
     """
+    return [float(value) for value in _least(costs, global_batch, lambda table: table.sum(axis=1))]
+
+
+def least_op_sample_s(costs: Costs, global_batch: int) -> Floats:
+    """Likewise of every op on each rank, for plans that place ops apart."""
+    return _least(costs, global_batch, lambda table: table)
+
+
+def _least(costs: Costs, global_batch: int, of: Callable[[Floats], Floats]) -> Floats:
+    """Least time per sample, forward and backward."""
     ends = {2.0**power for power in range(max(global_batch, 1).bit_length())} | {1.0, float(global_batch), float(_MANY)}
     for points in _all_points(costs):
         ends |= {float(count) for count in np.unique(points.samples) if 0 < count <= _MANY}
     size = len(costs.cluster.devices)
-    found = np.full(size, np.inf)
-    for count in sorted(ends):
-        seconds = sum(part.sum(axis=1) for part in costs.passes(np.full(size, count)))
-        found = np.minimum(found, seconds / count)
-    return [float(value) for value in found]
+    tables = (of(sum(costs.passes(np.full(size, count)), np.float64(0))) / count for count in sorted(ends))  # type: ignore[arg-type]
+    found: Floats = np.minimum.reduce(list(tables))
+    return found
 
 
 def _all_points(costs: Costs) -> list[Points]:

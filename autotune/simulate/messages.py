@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Self
@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 
 from autotune.simulate.collectives import all_reduce_latency_s, sum_phases
-from autotune.simulate.cost_tables import NO_OVERHEAD, Costs
+from autotune.simulate.cost_tables import NO_OVERHEAD, Costs, Lines
 from autotune.simulate.data_parallel import FusionBuffers
 from autotune.simulate.edge_loads import EdgeLoads, gather_bytes
 from autotune.simulate.factors import factor_bytes
@@ -303,3 +303,29 @@ def phase_columns(phases: Sequence[EdgeLoads], num_edges: int) -> tuple[Ints, Fl
 def link_speeds(topology: Topology) -> Floats:
     """Bytes per second of every edge."""
     return np.array([edge.bytes_per_s for edge in topology.edges], np.float64)
+
+
+def codec_s(costs: Costs, plan: Plan, buffers: FusionBuffers, samples: Floats) -> tuple[Floats, Floats]:
+    """Seconds to encode and decode each fusion buffer on each rank."""
+    encode_s, decode_s = (_side_s(lines, plan, buffers) for lines in (costs.encode, costs.decode))
+    return encode_s, decode_s + _rebuild_s(costs, buffers, samples) if plan.compression.factors else decode_s
+
+
+def _side_s(lines: Mapping[str, Lines], plan: Plan, buffers: FusionBuffers) -> Floats:
+    """Seconds that codecs take per rank and fusion buffer, to encode or to decode."""
+    seconds = np.zeros((len(plan.batch.samples), len(buffers.wire_bytes)))
+    for codec in lines.keys() & set(plan.compression.codecs):
+        sent = (buffers.gradient_bytes > 0) & (buffers.codec == CODECS.index(codec))
+        seconds += lines[codec].table(buffers.gradient_bytes) * sent
+    return seconds
+
+
+def _rebuild_s(costs: Costs, buffers: FusionBuffers, samples: Floats) -> Floats:
+    """Seconds of the product of sufficient factors over the other ranks' rows: the layer's forward arithmetic for their
+    samples. The backward pass already includes the rank's own rows.
+    """
+    made = buffers.rebuilt_op >= 0
+    per_sample: Floats = costs.forward.one_more_s[:, np.where(made, buffers.rebuilt_op, 0)] * made
+    others = samples.sum() - samples
+    taken: Floats = per_sample * others[:, None]
+    return taken

@@ -10,7 +10,6 @@ profile has it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -21,21 +20,25 @@ from autotune.profilers.timeline import Timeline
 from autotune.results.store.forecast import Forecast, RankForecast
 from autotune.results.store.record import Limit, Prediction, WorkloadInfo
 from autotune.results.text.cluster_text import cluster_tree
-from autotune.simulate.cost_tables import NO_OVERHEAD, Costs, LikeRanks, Lines, held_bytes
+from autotune.simulate.cost_tables import NO_OVERHEAD, Costs, LikeRanks, held_bytes
 from autotune.simulate.data_parallel import FusionBuffers, StepCosts, expand
 from autotune.simulate.engine import Run, simulate
 from autotune.simulate.layout import Layout
 from autotune.simulate.limit import least_sample_s, step_limit
-from autotune.simulate.messages import FusionBufferMaker, Sends, link_speeds
+from autotune.simulate.messages import FusionBufferMaker, Sends, codec_s, link_speeds
 from autotune.simulate.passes import step_passes
 from autotune.simulate.pipeline import connections, expand_pipeline, param_shares, shared_bytes
+from autotune.simulate.placed.limit import placed_limit
+from autotune.simulate.placed.step import PlacedStep, expand_placement, placed_shares
 from autotune.simulate.spans import Simulated, spans, spread
 from autotune.simulate.stage_table import span_names, stage_table
 from autotune.simulate.task_graph import Floats, Ints, Site, Tasks
 from autotune.simulate.tasks import NO_LIMIT, make_site
 from autotune.workloads.blocks import Timetable
+from autotune.workloads.errors import SpecError
 from autotune.workloads.graph import OpGraph
 from autotune.workloads.plan import CODECS, TRANSPORTS, CommPlan, PipelinePlan, Plan, ReducerKind
+from autotune.workloads.tensor_graph.operations import Operations
 from autotune.workloads.workload import PLAIN_LOOP, Loop, check_no_stages
 
 _OVERLAPPED_STEPS = 4
@@ -62,8 +65,17 @@ class Simulator:
     A plan that leaves ranks out is the plan of a smaller cluster (`Plan.part`, `Cluster.part`), and simulated as that.
     """
 
-    def __init__(self, info: WorkloadInfo, graph: OpGraph, costs: Costs, *, loop: Loop = PLAIN_LOOP) -> None:
-        self.info, self.graph, self.costs, self.loop = info, graph, costs, loop
+    def __init__(
+        self,
+        info: WorkloadInfo,
+        graph: OpGraph,
+        costs: Costs,
+        *,
+        loop: Loop = PLAIN_LOOP,
+        operations: Operations | None = None,
+    ) -> None:
+        """`operations`: of the model, where plans may place groups of ops."""
+        self.info, self.graph, self.costs, self.loop, self.operations = info, graph, costs, loop, operations
         self._saved_bytes = np.array([op.saved_bytes_per_sample for op in graph.ops])
         self._speeds = link_speeds(costs.cluster.topology)
         self._buffers = lru_cache(maxsize=_KEPT_BUFFERS)(FusionBufferMaker(graph, costs).make)
@@ -77,7 +89,7 @@ class Simulator:
 
     def step_s(self, plan: Plan) -> float:
         """Predicted seconds of a step."""
-        if plan.pipeline is not None:
+        if plan.is_placed:
             return self.simulate(plan).step_s
         if plan.leaves_out:
             part, own, _ = self._on_used(plan)
@@ -87,7 +99,7 @@ class Simulator:
 
     def outcome(self, plan: Plan) -> Outcome:
         """Step, memory and computing of a plan, without its timeline."""
-        if plan.pipeline is not None:
+        if plan.is_placed:
             simulated = self.simulate(plan)
             peak = self.peak_memory_bytes(plan, simulated)
             return Outcome(step_s=simulated.step_s, peak_memory_bytes=peak, busy_s=self._busy_s(simulated))
@@ -120,9 +132,12 @@ class Simulator:
 
     def simulate(self, plan: Plan) -> Simulated:
         """Expand the plan and run it."""
-        if plan.pipeline is not None:
+        if plan.is_placed:
             check_no_stages(self.info.name, self.loop)
+        if plan.pipeline is not None:
             return self._simulate_stages(plan, plan.pipeline, blocking=False)
+        if plan.placement is not None:
+            return self._simulate_step(self._placed(plan))
         if plan.leaves_out:
             part, own, used = self._on_used(plan)
             return part.simulate(own).among(used, len(plan.batch.samples))
@@ -135,6 +150,15 @@ class Simulator:
         tasks, labels = expand_pipeline(self.graph, plan, self.costs, blocking=blocking)
         run = simulate(tasks, self._stage_site(0 if self.costs.serialized_links else connections(pipeline)))
         return Simulated(tasks=tasks, labels=labels, run=run, num_steps=1, step_s=run.makespan_s)
+
+    def _placed(self, plan: Plan) -> PlacedStep:
+        if self.operations is None:
+            raise SpecError(f"the operations of {self.info.name!r} are not known: a plan with groups of ops needs them")
+        return expand_placement(self.graph, self.operations, plan, self.costs)
+
+    def _simulate_step(self, step: PlacedStep) -> Simulated:
+        run = simulate(step.tasks, self._stage_site(step.num_connections))
+        return Simulated(tasks=step.tasks, labels=step.labels, run=run, num_steps=1, step_s=run.makespan_s)
 
     def step_range_s(self, plan: Plan) -> tuple[float, float] | None:
         """Least and most seconds of a step where it is not known whether stages compute while they send: our executor does,
@@ -151,7 +175,7 @@ class Simulator:
         return self._part(used), plan.part(used), used
 
     def _make_part(self, ranks: tuple[int, ...]) -> Simulator:
-        return Simulator(self.info, self.graph, self.costs.part(ranks), loop=self.loop)
+        return Simulator(self.info, self.graph, self.costs.part(ranks), loop=self.loop, operations=self.operations)
 
     def _run(self, plan: Plan, rows: Ints | None = None) -> tuple[Tasks, Layout, Run]:
         """Of a data-parallel plan that uses all ranks. `rows`: a rank of each kind, if these are enough."""
@@ -180,7 +204,10 @@ class Simulator:
     def _held_bytes(self, plan: Plan) -> Floats:
         """Per rank, without activations."""
         constant, held = held_bytes(self.graph, self.costs)
-        if plan.pipeline is not None:
+        if plan.placement is not None:
+            shares, summed = placed_shares(self.graph, plan.placement, len(plan.batch.samples))
+            always = held * shares + summed
+        elif plan.pipeline is not None:
             always = held * param_shares(self.graph, plan) + shared_bytes(self.graph, plan)
         else:
             always = held + self._buffer_bytes(plan)
@@ -227,14 +254,14 @@ class Simulator:
                     compute_s=float(busy_s[rank]),
                     peak_memory_bytes=float(peak[rank]),
                     peak_at_s=float(simulated.run.peak_at_s[rank]),
-                    bubble=None if plan.pipeline is None else max(1 - float(busy_s[rank]) / step_s, 0.0),
+                    bubble=None if not plan.is_placed else max(1 - float(busy_s[rank]) / step_s, 0.0),
                     memory_bytes=device.memory_bytes,
                 )
                 for rank, device in enumerate(devices)
             ),
             num_tasks=simulated.tasks.num_tasks,
             breakdown=break_down(self.timeline(plan, simulated)),
-            limit=self.limit(),
+            limit=self.limit() if plan.placement is None else placed_limit(self.costs, self.info.global_batch),
             origins=self.costs.origins,
             doubts=tuple(self._doubts(plan)),
             price_per_hour=_total([devices[rank].price_per_hour for rank in plan.used_ranks]),
@@ -243,6 +270,8 @@ class Simulator:
 
     def _doubts(self, plan: Plan) -> list[str]:
         """What is computed at once is compared with what was measured: a micro-batch, or a pass of an accumulating loop."""
+        if plan.placement is not None:
+            return self.costs.doubts([count / plan.placement.micro_batches for count in plan.batch.samples])
         if plan.pipeline is not None:
             micro = plan.pipeline.micro_samples(plan.batch.samples)
             degrees = {len(ranks) for groups in plan.pipeline.groups() for ranks in groups}
@@ -277,7 +306,10 @@ class Simulator:
     def timeline(self, plan: Plan, simulated: Simulated | None = None) -> Timeline:
         """The last simulated step as spans, as of a traced step."""
         simulated = simulated or self.simulate(plan)
-        names = {} if plan.pipeline is None else span_names(plan.pipeline, plan.batch.samples, simulated)
+        if plan.placement is not None:
+            names = self._placed(plan).span_names()
+        else:
+            names = {} if plan.pipeline is None else span_names(plan.pipeline, plan.batch.samples, simulated)
         return Timeline.merge([Timeline(spans=tuple(spans(self.graph, simulated, self.wire_bytes(plan), names)))])
 
     def stage_table(self, plan: Plan) -> Timetable | None:
@@ -286,7 +318,7 @@ class Simulator:
 
     def wire_bytes(self, plan: Plan) -> list[float]:
         """Of each fusion buffer of a data-parallel plan."""
-        return [] if plan.pipeline is not None else [float(size) for size in self._buffers_of(plan).wire_bytes]
+        return [] if plan.is_placed else [float(size) for size in self._buffers_of(plan).wire_bytes]
 
     def _buffers_of(self, plan: Plan) -> FusionBuffers:
         if plan.leaves_out:
@@ -296,7 +328,7 @@ class Simulator:
 
     def _step_costs(self, plan: Plan, buffers: FusionBuffers, *, coded: bool) -> StepCosts:
         samples = np.array(plan.batch.samples, np.float64)
-        encode_s, decode_s = self._codec_s(plan, buffers, samples) if coded else (_NOTHING, _NOTHING)
+        encode_s, decode_s = codec_s(self.costs, plan, buffers, samples) if coded else (_NOTHING, _NOTHING)
         passes = step_passes(self.costs, self._loop_of(plan), plan.batch.samples)
         return StepCosts(
             data_s=(self.costs.data.at(samples) + self.costs.data.fixed_s * (passes.number - 1)) * (samples > 0),
@@ -309,21 +341,6 @@ class Simulator:
             samples=passes.largest,
             saved_bytes_per_sample=self._saved_bytes,
         )
-
-    def _codec_s(self, plan: Plan, buffers: FusionBuffers, samples: Floats) -> tuple[Floats, Floats]:
-        """Seconds to encode and decode each fusion buffer on each rank."""
-        encode_s, decode_s = (_side_s(lines, plan, buffers) for lines in (self.costs.encode, self.costs.decode))
-        return encode_s, decode_s + self._rebuild_s(buffers, samples) if plan.compression.factors else decode_s
-
-    def _rebuild_s(self, buffers: FusionBuffers, samples: Floats) -> Floats:
-        """Seconds of the product of sufficient factors over the other ranks' rows: the layer's forward arithmetic for their
-        samples. The backward pass already includes the rank's own rows.
-        """
-        made = buffers.rebuilt_op >= 0
-        per_sample: Floats = self.costs.forward.one_more_s[:, np.where(made, buffers.rebuilt_op, 0)] * made
-        others = samples.sum() - samples
-        taken: Floats = per_sample * others[:, None]
-        return taken
 
     def _site_of(self, comm: CommPlan) -> Site:
         return self._sites(comm.transport, comm.credit_bytes if comm.is_scheduled else None)
@@ -367,15 +384,6 @@ class Simulator:
             minlength=len(self.costs.cluster.devices),
         )
         return busy.astype(np.float64)
-
-
-def _side_s(lines: Mapping[str, Lines], plan: Plan, buffers: FusionBuffers) -> Floats:
-    """Seconds that codecs take per rank and fusion buffer, to encode or to decode."""
-    seconds = np.zeros((len(plan.batch.samples), len(buffers.wire_bytes)))
-    for codec in lines.keys() & set(plan.compression.codecs):
-        sent = (buffers.gradient_bytes > 0) & (buffers.codec == CODECS.index(codec))
-        seconds += lines[codec].table(buffers.gradient_bytes) * sent
-    return seconds
 
 
 def _total(values: list[float | None]) -> float | None:

@@ -13,6 +13,7 @@ written in place) stays with its readers: `bound` lists operations that must run
 from __future__ import annotations
 
 import inspect
+import math
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from autotune.workloads.capture import LOSS
 from autotune.workloads.dataflow import Call, attributes_kept, calls_of, owner_finder, reason, symbolically_traced
 from autotune.workloads.errors import SpecError
 from autotune.workloads.graph import OpGraph
+from autotune.workloads.tensor_graph.operations import Operation, Operations, Sets
 
 _FEW, _MANY = 5, 7
 """Samples of two traces or runs; primes, so that no dimension of a model is a multiple of them by accident."""
@@ -48,6 +50,8 @@ class Traced:
     """The op of the model's graph that an operation belongs to. The output belongs to the loss."""
     rows: Mapping[str, int]
     """Tensors that may pass between devices: their rows per sample."""
+    row_bytes: Mapping[str, float] = field(default_factory=dict)
+    """Of those: bytes of a row."""
     sizes: Mapping[str, Callable[[int], Any]] = field(default_factory=dict)
     """Numbers that follow from the number of samples."""
     exact: frozenset[str] = frozenset()
@@ -70,16 +74,44 @@ class Traced:
                 found.add(name)
         return frozenset(found)
 
-    def bound(self) -> list[set[str]]:
-        """Ops of the model that must run on the same devices, each in at most one set."""
-        sets = _Sets()
-        for names in self.bound_nodes():
-            sets.join([self.owners[name] for name in names])
-        return [found for found in sets.all() if len(found) > 1]
+    @cached_property
+    def operations(self) -> Operations:
+        """What is placed: all but what is free."""
+        kept = [node for name, node in self.nodes.items() if name not in self.free]
+        return Operations(
+            operations=tuple(self._operation(node) for node in kept),
+            bound=tuple(frozenset(names) for names in self.bound_nodes()),
+        )
+
+    def _operation(self, node: fx.Node) -> Operation:
+        read = self._read(node)
+        return Operation(
+            name=node.name,
+            op=self.owners[node.name],
+            reads=tuple(name for name in read if name in self.nodes),
+            inputs=tuple(name for name in read if name not in self.nodes),
+            bytes_per_sample=self.rows.get(node.name, 0) * self.row_bytes.get(node.name, 0.0),
+            has_gradient=node.name not in self.exact,
+            is_output=node.op == "output",
+        )
+
+    def _read(self, node: fx.Node) -> list[str]:
+        """Other operations and inputs of the model that an operation reads, each once, also through what is repeated."""
+        found: dict[str, None] = {}
+        left = list(reversed(node.all_input_nodes))
+        while left:
+            one = left.pop()
+            if one.name in self.sizes or one.op == "get_attr":
+                continue
+            if one.name in self.free:
+                left += reversed(one.all_input_nodes)
+            else:
+                found[one.name] = None
+        return list(found)
 
     def bound_nodes(self) -> list[set[str]]:
         """Operations that must run on the same devices: writers of a tensor with its readers, and makers of what cannot pass."""
-        sets, homes = _Sets(), self.nodes.keys() - self.free
+        sets, homes = Sets(), self.nodes.keys() - self.free
         for name in self.nodes:
             if name not in homes:
                 continue
@@ -92,7 +124,7 @@ class Traced:
         self._close(sets)
         return [found for found in sets.all() if len(found) > 1]
 
-    def _close(self, sets: _Sets) -> None:
+    def _close(self, sets: Sets) -> None:
         """What lies on a path from one member of a set to another joins it, so that a set runs at once."""
         changed = True
         while changed:
@@ -152,6 +184,7 @@ def trace_model(
             note="; ".join(reasons),
             owners=owners,
             rows=shapes.rows,
+            row_bytes=shapes.row_bytes,
             sizes=shapes.sizes,
             exact=frozenset(shapes.exact),
             keywords=tuple(few.kwargs),
@@ -162,8 +195,16 @@ def trace_model(
 @dataclass(kw_only=True, slots=True)
 class _Shapes:
     rows: dict[str, int] = field(default_factory=dict)
+    row_bytes: dict[str, float] = field(default_factory=dict)
     sizes: dict[str, Callable[[int], Any]] = field(default_factory=dict)
     exact: set[str] = field(default_factory=set)
+
+    def note(self, name: str, few: tuple[int, ...] | None, many: tuple[int, ...] | None, value_bytes: int) -> None:
+        """The rows per sample of a tensor with these shapes for few and many samples, if it has such."""
+        if not few or not many or few[1:] != many[1:] or few[0] % _FEW or few[0] == many[0]:
+            return
+        if many[0] * _FEW == few[0] * _MANY:
+            self.rows[name], self.row_bytes[name] = few[0] // _FEW, float(math.prod(few[1:]) * value_bytes)
 
 
 _Trace = Callable[[nn.Module, Call, Call, Sequence[nn.Module]], tuple[fx.GraphModule, _Shapes]]
@@ -186,7 +227,8 @@ def _by_export(model: nn.Module, few: Call, many: Call, _chain: Sequence[nn.Modu
         value = node.meta.get("val")
         if isinstance(value, Tensor):
             found.exact |= set() if value.is_floating_point() else {node.name}
-            found.rows |= _rows(node.name, *(_shape_at(value.shape, count) for count in (_FEW, _MANY)))
+            few_shape, many_shape = (_shape_at(value.shape, count) for count in (_FEW, _MANY))
+            found.note(node.name, few_shape, many_shape, value.dtype.itemsize)
         elif isinstance(value, _SYMBOLIC) and (size := _as_function(value)) is not None:
             found.sizes[node.name] = size
     return module, found
@@ -233,13 +275,6 @@ def _as_function(value: Any) -> Callable[[int], Any] | None:
     return size
 
 
-def _rows(name: str, few: tuple[int, ...] | None, many: tuple[int, ...] | None) -> dict[str, int]:
-    """The rows per sample of a tensor with these shapes for few and many samples, if it has such."""
-    if not few or not many or few[1:] != many[1:] or few[0] % _FEW or few[0] == many[0]:
-        return {}
-    return {name: few[0] // _FEW} if many[0] * _FEW == few[0] * _MANY else {}
-
-
 def _by_fx(model: nn.Module, few: Call, many: Call, _chain: Sequence[nn.Module]) -> tuple[fx.GraphModule, _Shapes]:
     module = symbolically_traced(model, few)
     return module, _run_twice(module, few.bound(model), many.bound(model))
@@ -266,13 +301,13 @@ def _run_twice(module: fx.GraphModule, few: Sequence[Any], many: Sequence[Any]) 
         shapes = _ShapesOf(module)
         with torch.no_grad():
             shapes.run(*given, enable_io_processing=False)
-        runs.append(shapes.found)
+        runs.append(shapes)
     for name, buffer in module.named_buffers():
         buffer.copy_(before[name])
     found = _Shapes()
-    for name, shape in runs[0].items():
-        found.rows |= _rows(name, shape, runs[1][name])
-    found.exact = shapes.exact
+    for name, shape in runs[0].found.items():
+        found.note(name, shape, runs[1].found[name], runs[0].value_bytes.get(name, 0))
+    found.exact = runs[0].exact
     return found
 
 
@@ -281,12 +316,14 @@ class _ShapesOf(fx.Interpreter):
         super().__init__(module)
         self.found: dict[str, tuple[int, ...] | None] = {}
         self.exact: set[str] = set()
+        self.value_bytes: dict[str, int] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         self.found[n.name] = tuple(result.shape) if isinstance(result, Tensor) else None
-        if isinstance(result, Tensor) and not result.is_floating_point():
-            self.exact.add(n.name)
+        if isinstance(result, Tensor):
+            self.value_bytes[n.name] = result.dtype.itemsize
+            self.exact |= set() if result.is_floating_point() else {n.name}
         return result
 
 
@@ -317,17 +354,3 @@ def written(node: fx.Node) -> list[fx.Node]:
 
 def _is_operation(node: fx.Node) -> bool:
     return node.op not in _INPUTS and node.target != "_guards_fn"
-
-
-class _Sets:
-    """Sets of names that grow together."""
-
-    def __init__(self) -> None:
-        self._set_of: dict[str, set[str]] = {}
-
-    def join(self, names: Sequence[str]) -> None:
-        together = {name for one in names for name in self._set_of.get(one, {one})}
-        self._set_of |= dict.fromkeys(together, together)
-
-    def all(self) -> list[set[str]]:
-        return list({id(found): found for found in self._set_of.values()}.values())

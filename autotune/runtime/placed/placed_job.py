@@ -1,13 +1,11 @@
 """The job of a plan that places groups of ops: the traced model's segments as parts, one per lane.
 
-A *lane* is a slice of every micro-batch that is on one rank in each group. So an activation passes from the rank of its lane
-in one group to the rank of that lane in the next, as rows of a tensor, whatever the shares of the groups are. Gradients of
-parameters that several ranks hold are summed at the end of the step.
+Which rank runs what in which order is in `autotune.workloads.tensor_graph.passes`. Gradients of parameters that several ranks
+hold are summed at the end of the step.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,26 +19,16 @@ from autotune.runtime.placed.parts import Part, Source
 from autotune.runtime.placed.plan_job import num_tensors
 from autotune.runtime.placed.stages import Assembly, names_of, parameter_names
 from autotune.runtime.placed.trainer import PipelineJob
-from autotune.schedule.list_schedule import Rule, list_order, priorities
 from autotune.workloads.blocks import BACKWARD, FORWARD, Block, BlockGraph, Slot, Timetable
 from autotune.workloads.errors import SpecError
 from autotune.workloads.graph import Op, OpGraph
-from autotune.workloads.pass_names import pass_name
 from autotune.workloads.plan import Plan
-from autotune.workloads.plan.op_groups import PlacementPlan
-from autotune.workloads.tensor_graph.segments import Segment, cut_segments, leaves_of, output_of, segment_module
+from autotune.workloads.tensor_graph.operations import Operations
+from autotune.workloads.tensor_graph.passes import PlacedPasses, placed_passes
+from autotune.workloads.tensor_graph.segment_modules import leaves_of, output_of, segment_module
+from autotune.workloads.tensor_graph.segments import Segment, segment_of_ops
 from autotune.workloads.tensor_graph.traced import Traced, trace_model
 from autotune.workloads.workload import Workload, check_no_stages, loop_of
-
-DEEPEST = "deepest first"
-"""Backward passes as early as possible, as in 1F1B."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Lane:
-    num_samples: int
-    ranks: tuple[int, ...]
-    """Per group."""
 
 
 def placed_job(workload: Workload, plan: Plan, graph: OpGraph, traced: Traced, *, paced: bool = True) -> PipelineJob:
@@ -50,16 +38,16 @@ def placed_job(workload: Workload, plan: Plan, graph: OpGraph, traced: Traced, *
         raise SpecError("the plan places no groups of ops: train it as a data-parallel one")
     plan.validate(num_ranks=len(plan.batch.samples), global_batch=workload.global_batch)
     check_no_stages(workload.name, loop_of(workload))
-    segments = cut_segments(traced, groups_by_name(graph, traced, placement))
-    lanes = [_Lane(num_samples=count, ranks=ranks) for count, ranks in placement.lanes()]
-    names = _names(segments, lanes)
+    operations = traced.operations
+    passes = placed_passes(operations, operations.groups_by_name(graph, placement), placement)
+    segments, names = passes.segments, _names(passes)
 
     def assemble(model: nn.Module) -> Assembly:
         assembly, parameters = Assembly(), parameter_names(model)
-        ops = _ops_of_segments(graph, traced, segments) if paced else [()] * len(segments)
+        ops = _ops_of_segments(graph, operations, segments) if paced else [()] * len(segments)
         for number, segment in enumerate(segments):
             module = _Placed(workload, traced, segment, model)
-            for lane in range(len(lanes)):
+            for lane in range(len(passes.lanes)):
                 assembly.add(
                     _part(traced, segments, number, lane, names, names_of(module, parameters), num_tensors(workload)),
                     partial(_same, module),
@@ -70,8 +58,8 @@ def placed_job(workload: Workload, plan: Plan, graph: OpGraph, traced: Traced, *
     return PipelineJob(
         workload=workload,
         assemble=assemble,
-        table=_table(segments, lanes, names, placement.micro_batches, len(plan.batch.samples)),
-        samples=tuple((lane.num_samples,) * placement.micro_batches for lane in lanes),
+        table=_table(passes, names, placement.micro_batches, len(plan.batch.samples)),
+        samples=tuple((lane.num_samples,) * placement.micro_batches for lane in passes.lanes),
     )
 
 
@@ -86,21 +74,7 @@ def trace_workload(workload: Workload, model: nn.Module, graph: OpGraph) -> Trac
 def check_placed(workload: Workload, plan: Plan, graph: OpGraph) -> None:
     """Refuse groups that the model cannot be run in."""
     assert plan.placement is not None
-    groups_by_name(graph, trace_workload(workload, workload.model(), graph), plan.placement)
-
-
-def groups_by_name(graph: OpGraph, traced: Traced, placement: PlacementPlan) -> dict[str, int]:
-    """The group of every op by its name; SpecError where ops that must stay together do not."""
-    group_of = placement.group_of_op()
-    if missing := [op.name for index, op in enumerate(graph.ops) if index not in group_of]:
-        raise SpecError(f"op {missing[0]!r} is in none of the plan's groups: every op is in one")
-    if more := [index for index in group_of if index >= len(graph.ops)]:
-        raise SpecError(f"the plan's groups name op {more[0]} but the model has {len(graph.ops)} ops")
-    by_name = {op.name: group_of[index] for index, op in enumerate(graph.ops)}
-    for together in traced.bound():
-        if len({by_name[name] for name in together}) > 1:
-            raise SpecError(f"ops {', '.join(sorted(together))} exchange what cannot be sent: put them into one group")
-    return by_name
+    trace_workload(workload, workload.model(), graph).operations.groups_by_name(graph, plan.placement)
 
 
 class _Placed(nn.Module):
@@ -192,22 +166,17 @@ class _Name:
     backward: str
 
 
-def _names(segments: Sequence[Segment], lanes: Sequence[_Lane]) -> list[list[_Name]]:
-    """Per segment and lane. As in a pipeline, a rank is a replica of the segment and a lane one of its slices."""
-    found = []
-    for number, segment in enumerate(segments):
-        replicas = list(dict.fromkeys(lane.ranks[segment.group] for lane in lanes))
-        slices: Counter[int] = Counter()
-        row = []
-        for lane in lanes:
-            replica = replicas.index(lane.ranks[segment.group])
-            forward, backward = (
-                pass_name(kind, number, replica=replica, slice_=slices[replica]) for kind in (FORWARD, BACKWARD)
-            )
-            slices[replica] += 1
-            row.append(_Name(part=f"{forward}:", forward=forward, backward=backward))
-        found.append(row)
-    return found
+def _names(passes: PlacedPasses) -> list[list[_Name]]:
+    """Per segment and lane."""
+    found = passes.names()
+    return [
+        [
+            _Name(part=f"{forward}:", forward=forward, backward=found[BACKWARD, number, lane])
+            for lane in range(len(passes.lanes))
+            for forward in [found[FORWARD, number, lane]]
+        ]
+        for number in range(len(passes.segments))
+    ]
 
 
 def _part(  # noqa: PLR0913, PLR0917 - a part of one lane
@@ -241,45 +210,30 @@ def _part(  # noqa: PLR0913, PLR0917 - a part of one lane
     )
 
 
-def _table(
-    segments: Sequence[Segment],
-    lanes: Sequence[_Lane],
-    names: Sequence[Sequence[_Name]],
-    num_microbatches: int,
-    num_ranks: int,
-) -> Timetable:
-    """The order of a list schedule in which every pass takes as long as its samples and operations are many."""
-    graph = BlockGraph(
-        num_devices=num_ranks, memory=(float("inf"),) * num_ranks, blocks=tuple(_blocks(segments, lanes, names))
-    )
-    order = list_order(graph, num_microbatches, graph.topological, Rule(priority=priorities(graph)[DEEPEST]))
-    slots = tuple(
-        tuple(Slot(block=graph.blocks[block].name, microbatch=number, start_s=0.0) for block, number in one)
-        for one in order
-    )
-    return Timetable(graph=graph, num_microbatches=num_microbatches, order=slots)
+def _table(passes: PlacedPasses, names: Sequence[Sequence[_Name]], num_microbatches: int, num_ranks: int) -> Timetable:
+    blocks = tuple(_blocks(passes, names))
+    graph = BlockGraph(num_devices=num_ranks, memory=(float("inf"),) * num_ranks, blocks=blocks)
+    order: list[list[Slot]] = [[] for _ in range(num_ranks)]
+    for one in passes.order:
+        name = names[one.segment][one.lane]
+        block = name.forward if one.kind == FORWARD else name.backward
+        order[passes.rank(one.segment, one.lane)].append(Slot(block=block, microbatch=one.microbatch, start_s=0.0))
+    return Timetable(graph=graph, num_microbatches=num_microbatches, order=tuple(map(tuple, order)))
 
 
-def _blocks(segments: Sequence[Segment], lanes: Sequence[_Lane], names: Sequence[Sequence[_Name]]) -> Iterator[Block]:
-    maker = {tensor: place for place, one in enumerate(segments) for tensor in one.gives}
-    readers = {
-        place: [n for n, one in enumerate(segments) if any(maker[t] == place for t in one.reads)]
-        for place in range(len(segments))
-    }
-    for lane, where in enumerate(lanes):
-        for number, segment in enumerate(segments):
+def _blocks(passes: PlacedPasses, names: Sequence[Sequence[_Name]]) -> Iterator[Block]:
+    for lane, where in enumerate(passes.lanes):
+        for number, segment in enumerate(passes.segments):
             devices = (where.ranks[segment.group],)
             work = float(where.num_samples * len(segment.nodes))
-            own, after = names[number][lane], tuple(names[maker[tensor]][lane].forward for tensor in segment.reads)
-            yield Block(name=own.forward, devices=devices, seconds=work, memory=1.0, after=tuple(dict.fromkeys(after)))
-            after = (own.forward, *(names[reader][lane].backward for reader in readers[number]))
+            own, after = names[number][lane], tuple(names[one.segment][lane].forward for one in passes.reads[number])
+            yield Block(name=own.forward, devices=devices, seconds=work, memory=1.0, after=after)
+            after = (own.forward, *(names[reader.segment][lane].backward for reader in passes.readers[number]))
             yield Block(name=own.backward, devices=devices, seconds=2 * work, memory=-1.0, after=after)
 
 
-def _ops_of_segments(graph: OpGraph, traced: Traced, segments: Sequence[Segment]) -> list[tuple[Op, ...]]:
-    """The ops that each segment has operations of; an op in several segments counts for the one with most of it."""
-    counts = [Counter(traced.owners[name] for name in segment.nodes) for segment in segments]
+def _ops_of_segments(graph: OpGraph, operations: Operations, segments: Sequence[Segment]) -> list[tuple[Op, ...]]:
     found: list[list[Op]] = [[] for _ in segments]
-    for op in graph.ops:
-        found[max(range(len(segments)), key=lambda number: counts[number][op.name])].append(op)
+    for op, number in zip(graph.ops, segment_of_ops(graph, operations, segments), strict=True):
+        found[number].append(op)
     return [tuple(ops) for ops in found]

@@ -136,7 +136,7 @@ def random_shares(generator: random.Random, num_ranks: int, micro_batches: int) 
 def random_placement(generator: random.Random, graph, traced, num_ranks: int) -> PlacementPlan:
     number, micro_batches = generator.randint(1, 5), generator.choice([1, 1, 2, 4])
     group_of = {op.name: generator.randrange(number) for op in graph.ops}
-    for together in traced.bound():
+    for together in traced.operations.bound_ops:
         group_of |= dict.fromkeys(together, generator.randrange(number))
     groups = []
     for group in sorted(set(group_of.values())):
@@ -191,7 +191,7 @@ def test_ops_that_exchange_what_cannot_be_sent_stay_together() -> None:
     workload = WORKLOADS["experts"](torch.float64)
     graph, model = costs(workload), seeded(workload)
     traced = trace_workload(workload, model, graph)
-    (together,) = traced.bound()
+    (together,) = traced.operations.bound_ops
     assert {"(model)", "experts.0", "experts.1", "experts.2"} <= together
     groups = tuple(
         OpGroup(

@@ -1,0 +1,1 @@
+"""Steps of plans that place groups of ops, and their lower bound."""
