@@ -50,6 +50,7 @@ COVERS: dict[str, tuple[str, ...]] = {
     "autotune/jobs/test_ablation.py": ("results/judge/selection.py",),
     "autotune/jobs/test_predict.py": (
         "autotune/cli/predict.py",
+        "autotune/jobs/planning/judge.py",
         "results/store/forecast.py",
     ),
     "autotune/jobs/test_profile.py": ("autotune/jobs/network_profile.py",),
@@ -140,8 +141,12 @@ COVERS: dict[str, tuple[str, ...]] = {
     ),
     "autotune/runtime/placed/test_placed_job.py": (
         "workloads/plan/op_groups.py",
-        "workloads/tensor_graph/segments.py",
+        "workloads/tensor_graph/segment_modules.py",
         "workloads/tensor_graph/traced.py",
+    ),
+    "workloads/tensor_graph/test_passes.py": (
+        "workloads/tensor_graph/operations.py",
+        "workloads/tensor_graph/segments.py",
     ),
     "autotune/runtime/placed/test_plan_job.py": ("autotune/runtime/placed/plan_trainer.py",),
     "autotune/runtime/placed/test_trainer.py": (
@@ -215,7 +220,6 @@ COVERS: dict[str, tuple[str, ...]] = {
         "autotune/simulate/pipeline.py",
         "autotune/simulate/simulator.py",
         "autotune/simulate/spans.py",
-        "autotune/simulate/stage_table.py",
     ),
     "autotune/simulate/test_codecs.py": (
         "autotune/simulate/cost_tables.py",

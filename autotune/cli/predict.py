@@ -7,8 +7,8 @@ from pathlib import Path
 from autotune.cli.offline import export_plan, write
 from autotune.cli.terminal import console
 from autotune.jobs.evaluate import now
+from autotune.jobs.planning.plan import plan as find_plan
 from autotune.jobs.predict import Predictor, make_predictors
-from autotune.jobs.predict import plan as find_plan
 from autotune.jobs.predict import simulate as predict
 from autotune.jobs.question import Aim, Question
 from autotune.profilers.perfetto import write_trace

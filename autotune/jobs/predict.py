@@ -1,4 +1,4 @@
-"""Simulate and plan: the predicted step of a workload on a cluster, and the best plan for it, without running anything.
+"""Predictions: the step of a workload on a cluster, without running anything.
 
 The model is captured, the costs are looked up (a kept profile of this workload on this cluster, profiles named by the user,
 the speeds in the cluster file), and the simulator predicts the step. Nothing here needs MPI.
@@ -6,10 +6,12 @@ the speeds in the cluster file), and the simulator predicts the step. Nothing he
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+
+import torch
 
 from autotune.jobs.context import (
     JobContext,
@@ -21,7 +23,7 @@ from autotune.jobs.context import (
     workload_info,
 )
 from autotune.jobs.job import Job, SweepJob, read_plan_file
-from autotune.jobs.question import Aim, Question
+from autotune.jobs.question import Question
 from autotune.placement.chain_costs import at_cuts, stage_costs
 from autotune.placement.chain_cut import cuts as find_cuts
 from autotune.placement.chain_cut import judge
@@ -32,10 +34,10 @@ from autotune.results.store.profile import CollectiveProfile, Profile, joint_fin
 from autotune.results.store.profile_file import load_profile, profile_path
 from autotune.results.store.record import WorkloadInfo
 from autotune.runtime.placed.find_cuts import stage_cuts
-from autotune.search.methods import METHODS, PredictedSearch
+from autotune.runtime.placed.placed_job import trace_workload
 from autotune.search.predicted_costs import rank_costs
 from autotune.search.problem import Problem
-from autotune.search.rank_sets import RankSet, as_choices, left_out_ranks, worthwhile_sets
+from autotune.search.rank_sets import as_choices, left_out_ranks, worthwhile_sets
 from autotune.simulate.cost_sources import cost_model
 from autotune.simulate.simulator import Simulator
 from autotune.space.pipeline_points import NO_STAGES, StagedPlans
@@ -49,9 +51,9 @@ from autotune.workloads.graph import OpGraph
 from autotune.workloads.graphs.graph_file import GraphWorkload, read_graph_workload
 from autotune.workloads.model_stages import StageCuts, with_streams
 from autotune.workloads.plan import BatchPlan, PipelinePlan, Plan, default_plan
-from autotune.workloads.plan.choices import load
 from autotune.workloads.registry import is_graph_file, load_workload
 from autotune.workloads.split import Bounds, balanced, even
+from autotune.workloads.tensor_graph.operations import Operations, operations_of
 from autotune.workloads.workload import Workload, loop_of
 
 
@@ -64,6 +66,16 @@ class Predictor:
     cluster: Cluster
     cuts: StageCuts | None = None
     """Where the model can be cut into stages, if it can."""
+    trace: Callable[[], Operations] | None = None
+    """Finds the operations of the model; it takes seconds."""
+
+    def placing(self) -> Predictor:
+        """A predictor of plans with groups of ops too; SpecError where the model cannot be traced."""
+        if self.trace is None or self.simulator.operations is not None:
+            return self
+        known, operations = self.simulator, self.trace()
+        simulator = Simulator(known.info, known.graph, known.costs, loop=known.loop, operations=operations)
+        return replace(self, simulator=simulator)
 
     @property
     def total(self) -> int:
@@ -101,14 +113,18 @@ def make_predictors(question: Question) -> list[Predictor]:
     cluster = load_cluster(spec)
     if cluster.any_ranks or question.num_ranks is not None:
         cluster = cluster.for_ranks(question.num_ranks or 1)
-    described = described_model(question)
-    wanted = read_plan_file(question.plan_file).plan.pipeline if question.plan_file is not None else None
-    described = _with_edges(described, wanted, question.seed)
+    whole = described_model(question)
+    wanted = read_plan_file(question.plan_file).plan if question.plan_file is not None else None
+    described = _with_edges(whole, None if wanted is None else wanted.pipeline, question.seed)
     profiles = find_profiles(described, question, cluster)
     settings = [Setting(cluster=cluster, global_batch=described.workload.global_batch)]
     if question.what_if:
         settings.append(edited(settings[0], question.what_if))
-    return [_predictor(described, setting, profiles) for setting in settings]
+    found = [
+        replace(_predictor(described, setting, profiles), trace=partial(operations_in, whole, question.seed))
+        for setting in settings
+    ]
+    return found if wanted is None or wanted.placement is None else [one.placing() for one in found]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,6 +161,18 @@ def described_model(question: Question) -> _Model:
     return _Model(workload=workload, graph=graph, cuts=stage_cuts(workload, graph, seed), job=question)
 
 
+def operations_in(model: _Model, seed: int) -> Operations:
+    """What can be placed: the operations of a trace, or the ops of a graph file."""
+    if isinstance(model.workload, GraphWorkload):
+        return operations_of(model.graph)
+    return _traced(model.workload, model.graph, seed)
+
+
+def _traced(workload: Workload, graph: OpGraph, seed: int) -> Operations:
+    torch.manual_seed(seed)
+    return trace_workload(workload, workload.model(), graph).operations
+
+
 def _with_edges(model: _Model, wanted: PipelinePlan | None, seed: int) -> _Model:
     """With the tensors at the model's cuts or, for a plan with other cuts, with all that pass between ops."""
     cuts = model.cuts
@@ -162,10 +190,12 @@ def _predictor(model: _Model, setting: Setting, profiles: Sequence[Profile]) -> 
     return Predictor(simulator=simulator, bounds=model.bounds(setting), cluster=setting.cluster, cuts=model.cuts)
 
 
-def job_simulator(job: Job, context: JobContext, all_reduces: tuple[CollectiveProfile, ...] = ()) -> Simulator | None:
+def job_simulator(
+    job: Job, context: JobContext, all_reduces: tuple[CollectiveProfile, ...] = (), *, placing: bool = False
+) -> Simulator | None:
     """A simulator for a running job, where its devices were profiled before or their speeds are stated.
 
-    `all_reduces`: measured by this job, used where there is no profile.
+    `all_reduces`: measured by this job, used where there is no profile. `placing`: also of plans with groups of ops.
     """
     profiles = kept_profiles(job.results, context.info, context.cluster)
     if not profiles and any(device.flops_per_s is None for device in context.cluster.devices):
@@ -184,7 +214,8 @@ def job_simulator(job: Job, context: JobContext, all_reduces: tuple[CollectivePr
     cuts = stage_cuts(context.workload, graph, job.seed)
     graph = graph if cuts is None else with_streams(graph, cuts)
     costs = cost_model(graph, context.cluster, profiles)
-    return Simulator(context.info, graph, costs, loop=context.loop)
+    operations = _traced(context.workload, context.graph, job.seed) if placing else None
+    return Simulator(context.info, graph, costs, loop=context.loop, operations=operations)
 
 
 def job_pipelines(job: SweepJob, context: JobContext, simulator: Simulator | None) -> StagedPlans:
@@ -242,51 +273,9 @@ def _chosen_plan(question: Question, predictor: Predictor) -> Plan:
 def _fitted(plan: Plan, predictor: Predictor) -> Plan:
     """The plan itself where it fits; after edits of ranks or batch, with the balanced split."""
     samples = plan.batch.samples
-    if plan.pipeline is not None or (
-        len(samples) == len(predictor.cluster.devices) and sum(samples) == predictor.total
-    ):
+    if plan.is_placed or (len(samples) == len(predictor.cluster.devices) and sum(samples) == predictor.total):
         return plan
     return replace(plan, batch=replace(plan.batch, samples=predictor.balanced_split()))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Planned:
-    """The best plan found on predictions alone."""
-
-    forecast: Forecast
-    default: Forecast
-    objective: str
-    method: str
-    num_predicted: int
-
-
-def plan(question: Question, predictor: Predictor, aim: Aim) -> Planned:
-    """The best plan, and torch DDP's default beside it."""
-    simulator, judge = predictor.simulator, make_judge(predictor.simulator, aim)
-    judged: list[tuple[float, Plan]] = []
-    sets: list[RankSet] = []
-    for runs_only in (False,) if aim.any_plan else (True, False):
-        space = predictor.space(question.transports, allow_lossy=question.allow_lossy, runs_only=runs_only)
-        if not judged:
-            sets = worthwhile_sets(simulator, space, judge, least_value(simulator, aim))
-        space = replace(space, rank_sets=as_choices(sets))
-        judged += _search(aim, space, predictor, judge, sets, seed=question.seed)
-        found, best = min(judged, key=lambda entry: entry[0])
-        if found < float("inf") or predictor.cuts is None:
-            break
-    if found == float("inf"):
-        wanted = f" with at least {aim.min_throughput:g} samples/s" if aim.min_throughput else ""
-        raise InfeasiblePlanError(
-            f"none of {len(judged)} plans fits {predictor.cluster.name!r}{wanted}: use more devices, or ask for less"
-        )
-    even_split = default_plan(even(predictor.total, predictor.bounds), transport=space.transports[0])
-    return Planned(
-        forecast=_with_refusal(forecast_of(predictor, best)),
-        default=simulator.forecast(even_split),
-        objective=aim.objective,
-        method=aim.method,
-        num_predicted=len(judged),
-    )
 
 
 def stage_blocks(predictor: Predictor, num_stages: int | None, micro_batches: int) -> BlockGraph:
@@ -312,75 +301,3 @@ def stage_blocks(predictor: Predictor, num_stages: int | None, micro_batches: in
             f"no cut into {size} stages fits the devices of {predictor.cluster.name!r}: use more devices, or micro-batches"
         )
     return min(fitting, key=lambda one: one.makespan_s).graph
-
-
-def _with_refusal(forecast: Forecast) -> Forecast:
-    """With a note where no job runs the plan yet."""
-    try:
-        forecast.plan.check_runnable()
-    except SpecError as refused:
-        return replace(forecast, doubts=(*forecast.doubts, f"no job runs this plan: {refused}"))
-    return forecast
-
-
-def _search(  # noqa: PLR0913 - what a search is made of
-    aim: Aim,
-    space: Space,
-    predictor: Predictor,
-    judge: Callable[[Plan], float],
-    sets: Sequence[RankSet],
-    *,
-    seed: int,
-) -> list[tuple[float, Plan]]:
-    costs = rank_costs(predictor.simulator)
-    speeds = [1 / (cost.fixed_s / max(predictor.total, 1) + cost.per_sample_s) for cost in costs]
-    asked = PredictedSearch(
-        space=dataclasses.replace(space, reference=tuple(speed / max(speeds) for speed in speeds)),
-        start=predictor.balanced_split(),
-        others=tuple(one.plan.batch.samples for one in sets),
-        judge=judge,
-        evaluations=aim.evaluations,
-        seed=seed,
-    )
-    judged: list[tuple[float, Plan]] = load(METHODS[aim.method].predicted_by)(asked)
-    return judged
-
-
-def make_judge(simulator: Simulator, aim: Aim) -> Callable[[Plan], float]:
-    """The objective's value of a plan; infinite where it does not fit or is too slow."""
-    devices = simulator.costs.cluster.devices
-    _check_stated(
-        aim.objective, [device.price_per_hour for device in devices], [device.busy_watts for device in devices]
-    )
-
-    def judge(plan: Plan) -> float:
-        found = simulator.outcome(plan)
-        step_s = found.step_s
-        if not simulator.fits(plan, found) or simulator.info.global_batch / step_s < aim.min_throughput:
-            return float("inf")
-        if aim.objective == "energy":
-            return simulator.joules_per_step(plan, step_s, found.busy_s) or 0.0
-        if aim.objective == "cost":
-            return step_s * sum(devices[rank].price_per_hour or 0.0 for rank in plan.used_ranks)
-        return step_s
-
-    return judge
-
-
-def least_value(simulator: Simulator, aim: Aim) -> Callable[[tuple[int, ...], float], float]:
-    """The least value of the objective for a plan that uses some ranks for so many seconds a step, at least."""
-    devices = simulator.costs.cluster.devices
-
-    def value(ranks: tuple[int, ...], step_s: float) -> float:
-        if aim.objective == "cost":
-            return step_s * sum(devices[rank].price_per_hour or 0.0 for rank in ranks)
-        return step_s if aim.objective == "time" else 0.0
-
-    return value
-
-
-def _check_stated(objective: str, prices: Sequence[float | None], watts: Sequence[float | None]) -> None:
-    stated = {"cost": prices, "energy": watts}.get(objective, [])
-    if any(value is None for value in stated):
-        key = "price_per_hour" if objective == "cost" else "busy_power"
-        raise SpecError(f"--objective {objective} needs {key} of every [device.*] in the cluster file: state it")

@@ -189,12 +189,12 @@ def training_report(job: TrainJob, context: JobContext, plan: Plan, run: Run, ra
 
 
 def expected(job: TrainJob, context: JobContext, plan: Plan) -> Forecast | None:
-    """The prediction for a plan with pipeline stages, where costs are stated or measured: its schedule rests on it."""
-    if plan.pipeline is None:
+    """The prediction for a plan with stages or groups of ops, where costs are stated or measured: its schedule rests on it."""
+    if not plan.is_placed:
         return None
     from autotune.jobs.predict import job_simulator  # noqa: PLC0415 - compiled code that rank 0 alone needs
 
-    simulator = job_simulator(job, context)
+    simulator = job_simulator(job, context, placing=plan.placement is not None)
     return None if simulator is None else simulator.forecast(plan)
 
 

@@ -136,7 +136,7 @@ def worthwhile_sets(
 
 def left_out_ranks(simulator: Simulator, plan: Plan, limits: Bounds) -> tuple[LeftOutRanks, ...]:
     """The ranks that a data-parallel plan leaves out, kind by kind, with the predicted step if it used them as well."""
-    if not plan.leaves_out or plan.pipeline is not None:
+    if not plan.leaves_out or plan.is_placed:
         return ()
     cluster, used = simulator.costs.cluster, set(plan.used_ranks)
     problem = SetProblem(

@@ -24,14 +24,19 @@ from autotune.simulate.cost_tables import NO_OVERHEAD, Costs, LikeRanks, held_by
 from autotune.simulate.data_parallel import FusionBuffers, StepCosts, expand
 from autotune.simulate.engine import Run, simulate
 from autotune.simulate.layout import Layout
-from autotune.simulate.limit import least_sample_s, step_limit
+from autotune.simulate.limit import least_sample_s, placed_limit, step_limit
 from autotune.simulate.messages import FusionBufferMaker, Sends, codec_s, link_speeds
 from autotune.simulate.passes import step_passes
-from autotune.simulate.pipeline import connections, expand_pipeline, param_shares, shared_bytes
-from autotune.simulate.placed.limit import placed_limit
-from autotune.simulate.placed.step import PlacedStep, expand_placement, placed_shares
+from autotune.simulate.pipeline import (
+    connections,
+    expand_pipeline,
+    param_shares,
+    shared_bytes,
+    span_names,
+    stage_table,
+)
+from autotune.simulate.placed import PlacedStep, expand_placement, placed_shares
 from autotune.simulate.spans import Simulated, spans, spread
-from autotune.simulate.stage_table import span_names, stage_table
 from autotune.simulate.task_graph import Floats, Ints, Site, Tasks
 from autotune.simulate.tasks import NO_LIMIT, make_site
 from autotune.workloads.blocks import Timetable

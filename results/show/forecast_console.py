@@ -76,9 +76,9 @@ def _headline(forecast: Forecast) -> list[str]:
         lines.insert(1, f"{low} to {high} ms: if stages compute while they send, and if they do not; that is not known")
     if forecast.limit is not None and forecast.limit_share is not None:
         share, limit = format_percent(forecast.limit_share), format_ms(forecast.limit.step_s)
+        which = "without stages, on any" if forecast.plan.placement is None else "with its ops placed anywhere on some"
         lines.insert(
-            1,
-            f"{share} of the limit ({limit} ms), below which no lossless plan can go without stages, on any of these devices",
+            1, f"{share} of the limit ({limit} ms), below which no lossless plan can go {which} of these devices"
         )
     if forecast.price_per_million_samples is not None:
         lines.append(f"{format_number(forecast.price_per_million_samples)} per million samples")

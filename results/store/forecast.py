@@ -92,7 +92,7 @@ class Forecast:
 
     @property
     def limit_share(self) -> float | None:
-        """How close to the step time that no data-parallel plan can beat, 0 to 1. None: not known, or a plan with stages."""
+        """How close to the step time that no plan of its kind can beat, 0 to 1. None: not known, or a plan with stages."""
         return self.limit.step_s / self.step_s if self.limit is not None and self.plan.pipeline is None else None
 
     @property

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from autotune.workloads.plan import SPLIT, CommPlan, CompressionPlan, PipelinePlan, Plan, ReducerKind
+from autotune.workloads.plan.op_groups import PlacementPlan
 from autotune.workloads.quantity import format_bytes
 
 MANY_PARTITIONS = 1000
 """From here on a credit is as good as none."""
 MANY_RANKS = 8
+_MOST_GROUPS = 8
 NEAR_ONE = (0.9, 1.1)
 MISSING = "-"
 
@@ -71,6 +73,8 @@ def plan_summary(plan: Plan) -> str:
     comm, compression = plan.comm, plan.compression
     if plan.pipeline is not None:
         return f"{stages_summary(plan.pipeline)}  {comm.transport}"
+    if plan.placement is not None:
+        return f"{groups_summary(plan.placement)}  {comm.transport}"
     parts = [comm_summary(comm), f"samples {format_shares(plan.batch.samples)}", pieces(comm), comm.transport]
     parts += [
         codecs_text(compression),
@@ -97,6 +101,18 @@ def stages_summary(pipeline: PipelinePlan) -> str:
     dealt = " round-robin" if pipeline.sharing != SPLIT else ""
     stages = f"{len(pipeline.first_ops)} stages" if len(pipeline.first_ops) > 1 else "1 stage"
     return f"{stages} on ranks {ranks} from ops {first}, {pipeline.micro_batches} micro-batches{dealt}, {pipeline.schedule}"
+
+
+def groups_summary(placement: PlacementPlan) -> str:
+    """Groups of ops as text: "2 groups on ranks 0+1+2+3 (16/8/4/4), 0 (32), 1 micro-batch"."""
+    groups = ", ".join(
+        f"{'+'.join(map(str, group.ranks))} ({format_shares(group.samples)})"
+        for group in placement.groups[:_MOST_GROUPS]
+    )
+    more = f" and {len(placement.groups) - _MOST_GROUPS} more" if len(placement.groups) > _MOST_GROUPS else ""
+    parts = "1 micro-batch" if placement.micro_batches == 1 else f"{placement.micro_batches} micro-batches"
+    number = "1 group" if len(placement.groups) == 1 else f"{len(placement.groups)} groups"
+    return f"{number} on ranks {groups}{more}, {parts}"
 
 
 def _group(ranks: tuple[int, ...]) -> str:

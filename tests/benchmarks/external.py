@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from autotune.calibrate.fit_steps import Measured, compute_line
-from autotune.jobs.predict import make_predictors, plan
+from autotune.jobs.planning.plan import plan
+from autotune.jobs.predict import make_predictors
 from autotune.jobs.question import Aim, Question
 from autotune.results.imports.formats import STEPS, detect, import_files
 from autotune.results.imports.imported import Asked

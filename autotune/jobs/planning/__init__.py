@@ -1,0 +1,1 @@
+"""Plans without hardware: what `autotune plan` searches on predictions."""

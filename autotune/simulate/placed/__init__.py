@@ -1,1 +1,0 @@
-"""Steps of plans that place groups of ops, and their lower bound."""
