@@ -21,6 +21,14 @@ COVERS: dict[str, tuple[str, ...]] = {
         "autotune/calibrate/step_model.py",
         "results/imports/step_rows.py",
     ),
+    "autotune/cli/test_advise.py": (
+        "autotune/cli/options.py",
+        "autotune/cli/predict_options.py",
+        "autotune/jobs/advise/changes.py",
+        "autotune/jobs/advise/job.py",
+        "results/show/advise_console.py",
+    ),
+    "mpi/test_advise.py": ("autotune/jobs/advise/measured.py",),
     "autotune/cli/test_init.py": ("results/text/cluster_text.py",),
     "autotune/simulate/test_stages.py": (
         "autotune/simulate/cost_tables.py",

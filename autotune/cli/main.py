@@ -105,6 +105,12 @@ def _run_plan(options: argparse.Namespace, arguments: list[str]) -> int:
     return plan(make_job(Question, options, arguments), aim, export=options.export, as_json=options.json)
 
 
+def _run_advise(options: argparse.Namespace, arguments: list[str]) -> int:
+    from autotune.cli.advise import run  # noqa: PLC0415
+
+    return run(options, arguments)
+
+
 def _run_schedule(options: argparse.Namespace, arguments: list[str]) -> int:
     from autotune.cli.schedule import Request, schedule  # noqa: PLC0415
 
@@ -209,6 +215,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "import": _run_import,
     "simulate": _run_simulate,
     "plan": _run_plan,
+    "advise": _run_advise,
     "schedule": _run_schedule,
     "provision": _run_provision,
     "best": _run_best,

@@ -7,14 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from autotune.cli.options import common_options, job_options, method_texts, split_names, trace_option, transports_option
+from autotune.cli.predict_options import add_advise, add_plan, add_schedule, add_simulate
 from autotune.cli.provision_options import PROVISION_TEXT, add_provision
-from autotune.jobs.question import OBJECTIVES
 from autotune.results.imports.formats import FORMATS
-from autotune.search.methods import METHODS, measuring, predicting
+from autotune.search.methods import measuring
 from autotune.workloads.changes.scenario_file import scenario_names
-from autotune.workloads.cluster import cluster_names
-from autotune.workloads.plan import CODECS, cpu_transports, one_round_codecs
-from autotune.workloads.registry import workload_names
+from autotune.workloads.plan import CODECS, one_round_codecs
 
 DISTRIBUTION = "hetero-autotune"
 DESCRIPTION = "Train a neural network fast on whatever mix of devices you have: measure plans under MPI, keep the best."
@@ -31,10 +30,11 @@ def build_parser() -> argparse.ArgumentParser:
     _add_race(commands)
     _add_profile(commands)
     _add_import(commands)
-    _add_simulate(commands)
-    _add_plan(commands)
-    _add_schedule(commands)
-    add_provision(_common(commands, "provision", PROVISION_TEXT))
+    add_simulate(commands)
+    add_plan(commands)
+    add_advise(commands)
+    add_schedule(commands)
+    add_provision(common_options(commands, "provision", PROVISION_TEXT))
     _add_best(commands)
     _add_report(commands)
     _add_compare(commands)
@@ -60,88 +60,8 @@ def _version() -> str:
         return f"(version unknown: {DISTRIBUTION} is not installed, this is a source folder)"
 
 
-def _common(commands: Any, name: str, help_text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=help_text, description=help_text)
-    parser.add_argument(
-        "--results", type=Path, metavar="DIR", help="results folder (default: $AUTOTUNE_RESULTS or results/data)"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
-    parser.add_argument("--quiet", action="store_true", help="no progress, only the result")
-    parser.add_argument(
-        "--load",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="a module of your own to import first: it may register codecs, transports, knobs or search methods",
-    )
-    return parser
-
-
-def _job_options(parser: argparse.ArgumentParser, *, several_clusters: bool) -> None:
-    shipped = ", ".join(cluster_names())
-    several = "; several, separated by commas, are ranked" if several_clusters else ""
-    parser.add_argument(
-        "--workload",
-        default="vgg",
-        metavar="NAME|module:factory",
-        help=f"(default vgg) one of {', '.join(workload_names())}; or your own; predictions take an op graph too, FILE.json",
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an option of the workload, such as global_batch=128",
-    )
-    parser.add_argument(
-        "--cluster",
-        dest="clusters",
-        type=_names,
-        default="this-machine",
-        metavar="NAME|FILE.toml",
-        help=f"device mix: {shipped}; or your own{several}",
-    )
-    parser.add_argument(
-        "--ranks",
-        dest="num_ranks",
-        type=int,
-        metavar="N",
-        help="start mpirun with N ranks on this machine, and print the command",
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of data order, model and search (default 0)")
-    parser.add_argument(
-        "--rounds", type=int, default=10, metavar="N", help="rounds of the interleaved comparison (default 10)"
-    )
-    parser.add_argument(
-        "--timeout",
-        dest="timeout_s",
-        type=float,
-        default=120.0,
-        metavar="S",
-        help="time limit of one trial in seconds (default 120)",
-    )
-
-
-def _trace_option(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("--trace", type=Path, metavar="FILE", help=f"write {what}, for ui.perfetto.dev")
-
-
-def _transports_option(parser: argparse.ArgumentParser, purpose: str) -> None:
-    parser.add_argument(
-        "--transports",
-        type=_names,
-        default=",".join(cpu_transports()),
-        metavar="LIST",
-        help=f"transports to {purpose} (default %(default)s)",
-    )
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name for name in text.split(",") if name)
-
-
 def _add_doctor(commands: Any) -> None:
-    parser = _common(commands, "doctor", "what this machine can do, and the fix for what it cannot")
+    parser = common_options(commands, "doctor", "what this machine can do, and the fix for what it cannot")
     parser.add_argument(
         "--ranks", dest="num_ranks", type=int, default=4, metavar="N", help="ranks you mean to start (default 4)"
     )
@@ -150,7 +70,7 @@ def _add_doctor(commands: Any) -> None:
 
 def _add_init(commands: Any) -> None:
     text = "a cluster file from what is found here, or on the hosts of the MPI job"
-    parser = _common(commands, "init", text)
+    parser = common_options(commands, "init", text)
     parser.add_argument(
         "--output", type=Path, default=Path("cluster.toml"), metavar="FILE", help="the file (default %(default)s)"
     )
@@ -166,14 +86,14 @@ def _add_init(commands: Any) -> None:
 
 
 def _add_sweep(commands: Any) -> None:
-    parser = _common(
+    parser = common_options(
         commands, "sweep", "measure plans on all ranks, keep the best, report (the main job; run it under mpirun)"
     )
-    _job_options(parser, several_clusters=True)
+    job_options(parser, several_clusters=True)
     parser.add_argument("--trials", type=int, default=20, metavar="T", help="plans the search may measure (default 20)")
     parser.add_argument("--time", dest="time_s", type=float, metavar="S", help="stop searching after S seconds")
     parser.add_argument("--study", metavar="NAME", help="name of the study (default: the workload's)")
-    parser.add_argument("--sampler", default="tpe", choices=measuring(), help=_texts(measuring()))
+    parser.add_argument("--sampler", default="tpe", choices=measuring(), help=method_texts(measuring()))
     parser.add_argument(
         "--allow-lossy",
         action="store_true",
@@ -181,12 +101,12 @@ def _add_sweep(commands: Any) -> None:
     )
     parser.add_argument(
         "--codecs",
-        type=_names,
+        type=split_names,
         default=",".join(one_round_codecs()),
         metavar="LIST",
         help=f"codecs to choose from, if lossy ones are allowed: {', '.join(CODECS)} (default %(default)s)",
     )
-    _transports_option(parser, "choose from")
+    transports_option(parser, "choose from")
     parser.add_argument("--warmup", type=int, default=2, metavar="N", help="unscored steps per trial (default 2)")
     parser.add_argument(
         "--steps", type=int, metavar="N", help="scored steps per trial (default: about a second of them, at least 5)"
@@ -195,10 +115,10 @@ def _add_sweep(commands: Any) -> None:
 
 
 def _add_train(commands: Any) -> None:
-    parser = _common(
+    parser = common_options(
         commands, "train", "train with a plan, and show how it compares with the default (run it under mpirun)"
     )
-    _job_options(parser, several_clusters=False)
+    job_options(parser, several_clusters=False)
     parser.add_argument(
         "--plan", default="best", metavar="best|FILE", help="the plan kept by the last sweep, or a file"
     )
@@ -208,15 +128,15 @@ def _add_train(commands: Any) -> None:
         metavar="NAME|FILE.toml",
         help=f"a scenario of changing bandwidths and speeds: {', '.join(scenario_names())}; or your own",
     )
-    _trace_option(parser, "one step of all ranks, with torch's ops and device counters")
+    trace_option(parser, "one step of all ranks, with torch's ops and device counters")
     parser.add_argument("--online", action="store_true", help="retune while training when devices or links change")
     parser.set_defaults(subcommand="train")
 
 
 def _add_race(commands: Any) -> None:
     text = "torch DDP in several forms and our plans, tuned with equal steps, then compared interleaved (run it under mpirun)"
-    parser = _common(commands, "race", text)
-    _job_options(parser, several_clusters=False)
+    parser = common_options(commands, "race", text)
+    job_options(parser, several_clusters=False)
     parser.add_argument("--trials", type=int, default=10, metavar="T", help="plans each contender may try (default 10)")
     parser.add_argument("--warmup", type=int, default=2, metavar="N", help="unscored steps per trial (default 2)")
     parser.add_argument("--steps", type=int, default=4, metavar="N", help="scored steps per trial (default 4)")
@@ -225,16 +145,16 @@ def _add_race(commands: Any) -> None:
 
 def _add_profile(commands: Any) -> None:
     text = "measure what each op, link and collective costs, and keep it for predictions (run it under mpirun)"
-    parser = _common(commands, "profile", text)
-    _job_options(parser, several_clusters=False)
-    _transports_option(parser, "measure")
-    _trace_option(parser, "one step of all ranks under torch DDP, with torch's ops and device counters")
+    parser = common_options(commands, "profile", text)
+    job_options(parser, several_clusters=False)
+    transports_option(parser, "measure")
+    trace_option(parser, "one step of all ranks under torch DDP, with torch's ops and device counters")
     parser.set_defaults(subcommand="profile")
 
 
 def _add_import(commands: Any) -> None:
     text = "profiles that other tools measured become a graph, a profile and a cluster for simulate, plan and schedule"
-    parser = _common(commands, "import", text)
+    parser = common_options(commands, "import", text)
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
     formats = "; ".join(f"{name}: {entry.text}" for name, entry in FORMATS.items())
     parser.add_argument("--format", default="", choices=tuple(FORMATS), help=f"{formats} (default: detect it)")
@@ -248,81 +168,16 @@ def _add_import(commands: Any) -> None:
     parser.add_argument(
         "--time-unit", default="", metavar="UNIT", help="of times whose column does not say: s, ms, us, ns"
     )
-    parser.add_argument("--keys", type=_names, default=(), metavar="LIST", help="columns that keys of nested JSON are")
+    parser.add_argument(
+        "--keys", type=split_names, default=(), metavar="LIST", help="columns that keys of nested JSON are"
+    )
     parser.add_argument("--placement", default="", metavar="44", help="steps: the hosts that the cluster file is for")
     parser.add_argument("--param-bytes", type=float, metavar="N", help="steps: bytes of the model's gradients")
     parser.set_defaults(subcommand="import")
 
 
-def _prediction_options(parser: argparse.ArgumentParser) -> None:
-    _job_options(parser, several_clusters=False)
-    parser.add_argument(
-        "--profile",
-        dest="profiles",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="take costs from this profile (default: the kept one of this workload and cluster, else the cluster file)",
-    )
-    parser.add_argument(
-        "--what-if",
-        action="append",
-        default=[],
-        metavar="EDIT",
-        help="bandwidth*2, bandwidth.host3=1 Gbit/s, latency*10, speed.rank0*2, add=DEVICE, remove=HOST, batch=128",
-    )
-
-
-def _add_simulate(commands: Any) -> None:
-    parser = _common(
-        commands, "simulate", "predict the step of a plan on a cluster: time, breakdown, memory (no MPI needed)"
-    )
-    _prediction_options(parser)
-    parser.add_argument(
-        "--plan",
-        metavar="best|default|FILE",
-        help="the plan to predict (default: the kept best, else torch DDP's default)",
-    )
-    _trace_option(parser, "the predicted step of all ranks")
-    parser.set_defaults(subcommand="simulate")
-
-
-def _add_plan(commands: Any) -> None:
-    parser = _common(commands, "plan", "the best plan for a cluster on predictions alone (no MPI needed)")
-    _prediction_options(parser)
-    parser.add_argument("--objective", default="time", choices=OBJECTIVES)
-    parser.add_argument("--min-throughput", type=float, default=0.0, metavar="X", help="samples per second at least")
-    parser.add_argument("--method", default="descent", choices=predicting(), help=_texts(predicting()))
-    parser.add_argument("--allow-lossy", action="store_true", help="let the search round gradients to fp16 or bf16")
-    parser.add_argument(
-        "--any-plan",
-        action="store_true",
-        help="also propose what no job runs yet, such as tensor-parallel groups (default: only where nothing else fits)",
-    )
-    _transports_option(parser, "choose from")
-    parser.add_argument("--export", type=Path, metavar="FILE", help="write the plan to a file, for train --plan FILE")
-    parser.set_defaults(subcommand="plan")
-
-
-def _add_schedule(commands: Any) -> None:
-    parser = _common(commands, "schedule", "the best pipeline schedule of a placement (no MPI needed)")
-    parser.add_argument(
-        "file", type=Path, nargs="?", metavar="FILE.json", help="devices, memory, blocks: see docs/schedules.md"
-    )
-    _prediction_options(parser)
-    parser.add_argument("--stages", type=int, metavar="N", help="with --workload: stages (default: one per device)")
-    parser.add_argument("--micro-batches", type=int, default=32, metavar="N", help="micro-batches to run (default 32)")
-    parser.add_argument("--time", type=float, metavar="S", help="seconds to search (default: few, at most 60)")
-    parser.add_argument(
-        "--csv", type=Path, metavar="FILE", help="write a chain's order for torch.distributed.pipelining"
-    )
-    _trace_option(parser, "the schedule of all devices")
-    parser.set_defaults(subcommand="schedule", workload="")
-
-
 def _add_best(commands: Any) -> None:
-    parser = _common(commands, "best", "the plans kept for reuse")
+    parser = common_options(commands, "best", "the plans kept for reuse")
     parser.add_argument("--workload", metavar="NAME", help="only this workload's")
     parser.add_argument("--cluster", metavar="NAME", help="only this cluster's")
     parser.add_argument("--export", type=Path, metavar="FILE", help="write the one plan that matches to a file")
@@ -330,16 +185,16 @@ def _add_best(commands: Any) -> None:
 
 
 def _add_report(commands: Any) -> None:
-    parser = _common(commands, "report", "show a study's report again (the latest, if none is named)")
+    parser = common_options(commands, "report", "show a study's report again (the latest, if none is named)")
     parser.add_argument("study", nargs="?", metavar="STUDY")
-    _trace_option(parser, "the traced step of the best plan (or of --trial)")
+    trace_option(parser, "the traced step of the best plan (or of --trial)")
     parser.add_argument("--trial", type=int, metavar="N", help="with --trace: the trial to write, by its number")
     parser.set_defaults(subcommand="report")
 
 
 def _add_compare(commands: Any) -> None:
     text = "is B slower than A, beyond noise? Exit code 4 if anything in both is"
-    parser = _common(commands, "compare", text)
+    parser = common_options(commands, "compare", text)
     parser.add_argument("before", metavar="A", help="a study, or a file: comparison, race, report, benchmarks, runs")
     parser.add_argument("after", metavar="B", help="the same kind, measured later")
     parser.set_defaults(subcommand="compare")
@@ -370,12 +225,7 @@ def _add_lab(commands: Any) -> None:
             )
 
 
-def _texts(names: tuple[str, ...]) -> str:
-    """The methods of a search with their one line each."""
-    return "; ".join(f"{name}: {METHODS[name].text}" for name in names) + " (default %(default)s)"
-
-
 def _add_choices(commands: Any) -> None:
-    parser = _common(commands, "choices", "what a plan or a search may choose from, with one line each")
+    parser = common_options(commands, "choices", "what a plan or a search may choose from, with one line each")
     parser.add_argument("--markdown", action="store_true", help="as a page of documentation")
     parser.set_defaults(subcommand="choices")

@@ -6,14 +6,12 @@ from pathlib import Path
 
 from autotune.cli.offline import export_plan, write
 from autotune.cli.terminal import console
-from autotune.jobs.evaluate import now
+from autotune.jobs.evaluate import as_best_plan
 from autotune.jobs.planning.plan import plan as find_plan
-from autotune.jobs.predict import Predictor, make_predictors
+from autotune.jobs.predict import make_predictors
 from autotune.jobs.predict import simulate as predict
 from autotune.jobs.question import Aim, Question
 from autotune.profilers.perfetto import write_trace
-from autotune.results.store.forecast import Forecast
-from autotune.results.store.record import BestPlan
 from autotune.workloads.registry import is_graph_file
 from autotune.workloads.serial import to_data
 
@@ -39,7 +37,7 @@ def plan(question: Question, aim: Aim, *, export: Path | None, as_json: bool) ->
     predictor = make_predictors(question)[-1]
     found = find_plan(question, predictor, aim)
     if export is not None:
-        _export(export, found.forecast, predictor)
+        export_plan(export, as_best_plan(found.forecast, predictor))
     if as_json:
         write(to_data(found))
         return 0
@@ -53,19 +51,3 @@ def plan(question: Question, aim: Aim, *, export: Path | None, as_json: bool) ->
     table = predictor.simulator.stage_table(found.forecast.plan)
     show_planned(console(), found.forecast, found.default, how, table)
     return 0
-
-
-def _export(path: Path, forecast: Forecast, predictor: Predictor) -> None:
-    best = BestPlan(
-        workload=forecast.workload,
-        workload_fingerprint=predictor.simulator.info.fingerprint,
-        cluster=predictor.cluster.name,
-        cluster_fingerprint=predictor.cluster.fingerprint(),
-        plan=forecast.plan,
-        step_s=forecast.step_s,
-        speedup_over_default=None,
-        label="predicted",
-        saved_at=now(),
-        parameters=predictor.simulator.graph.shapes,
-    )
-    export_plan(path, best)

@@ -1,4 +1,4 @@
-"""Evaluators measure a plan on all ranks, or replay what was recorded; and how a trial becomes a record.
+"""Evaluators measure a plan on all ranks, or replay what was recorded; and how a trial becomes a record, and a forecast a plan file.
 
 A search does not depend on which evaluator it has. `sweep` and `race` both measure through `measure_trial`.
 """
@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
+from autotune.jobs.predict import Predictor
 from autotune.profilers.breakdown import break_down
 from autotune.profilers.timeline import Timeline
-from autotune.results.store.record import TrialRecord
+from autotune.results.store.forecast import Forecast
+from autotune.results.store.record import BestPlan, TrialRecord
 from autotune.runtime.trial.runner import Budget
 from autotune.runtime.trial.workers import LostRankError, Measurement, Workers
 from autotune.space.space import Proposal
@@ -114,3 +116,19 @@ def as_record(
 def now() -> str:
     """The time of day, for records."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def as_best_plan(forecast: Forecast, predictor: Predictor) -> BestPlan:
+    """The plan of a forecast, as a file that `autotune train` takes."""
+    return BestPlan(
+        workload=forecast.workload,
+        workload_fingerprint=predictor.simulator.info.fingerprint,
+        cluster=predictor.cluster.name,
+        cluster_fingerprint=predictor.cluster.fingerprint(),
+        plan=forecast.plan,
+        step_s=forecast.step_s,
+        speedup_over_default=None,
+        label="predicted",
+        saved_at=now(),
+        parameters=predictor.simulator.graph.shapes,
+    )

@@ -107,28 +107,8 @@ class Predictor:
         return balanced(rank_costs(self.simulator), self.total, self.bounds)
 
 
-def make_predictors(question: Question) -> list[Predictor]:
-    """For the cluster as it is and, with --what-if, as edited."""
-    (spec,) = question.clusters
-    cluster = load_cluster(spec)
-    if cluster.any_ranks or question.num_ranks is not None:
-        cluster = cluster.for_ranks(question.num_ranks or 1)
-    whole = described_model(question)
-    wanted = read_plan_file(question.plan_file).plan if question.plan_file is not None else None
-    described = _with_edges(whole, None if wanted is None else wanted.pipeline, question.seed)
-    profiles = find_profiles(described, question, cluster)
-    settings = [Setting(cluster=cluster, global_batch=described.workload.global_batch)]
-    if question.what_if:
-        settings.append(edited(settings[0], question.what_if))
-    found = [
-        replace(_predictor(described, setting, profiles), trace=partial(operations_in, whole, question.seed))
-        for setting in settings
-    ]
-    return found if wanted is None or wanted.placement is None else [one.placing() for one in found]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Model:
+class DescribedModel:
     """What the user wants predicted: a workload whose model was captured, or the op graph in a file."""
 
     workload: Workload | GraphWorkload
@@ -150,18 +130,64 @@ class _Model:
         return job_bounds(self.workload, self.graph, setting.cluster, total=setting.global_batch)
 
 
-def described_model(question: Question) -> _Model:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictorSource:
+    """Makes predictors for the cluster that a question names, and for changes of it."""
+
+    setting: Setting
+    """As the question states it."""
+    model: DescribedModel
+    profiles: Sequence[Profile]
+    trace: Callable[[], Operations]
+
+    def of(self, setting: Setting) -> Predictor:
+        model = self.model
+        costs = cost_model(model.graph, setting.cluster, self.profiles)
+        info = model.info_of(setting.global_batch)
+        simulator = Simulator(info, model.graph, costs, loop=loop_of(model.workload))
+        bounds = model.bounds(setting)
+        return Predictor(simulator=simulator, bounds=bounds, cluster=setting.cluster, cuts=model.cuts, trace=self.trace)
+
+
+def predictor_source(question: Question, wanted: PipelinePlan | None = None) -> PredictorSource:
+    """`wanted`: stages of a plan that is to be predicted."""
+    (spec,) = question.clusters
+    cluster = load_cluster(spec)
+    if cluster.any_ranks or question.num_ranks is not None:
+        cluster = cluster.for_ranks(question.num_ranks or 1)
+    whole = described_model(question)
+    described = _with_edges(whole, wanted, question.seed)
+    return PredictorSource(
+        setting=Setting(cluster=cluster, global_batch=described.workload.global_batch),
+        model=described,
+        profiles=find_profiles(described, question, cluster),
+        trace=partial(operations_in, whole, question.seed),
+    )
+
+
+def make_predictors(question: Question) -> list[Predictor]:
+    """For the cluster as it is and, with --what-if, as edited."""
+    wanted = read_plan_file(question.plan_file).plan if question.plan_file is not None else None
+    source = predictor_source(question, None if wanted is None else wanted.pipeline)
+    settings = [source.setting]
+    if question.what_if:
+        settings.append(edited(source.setting, question.what_if))
+    found = [source.of(setting) for setting in settings]
+    return found if wanted is None or wanted.placement is None else [one.placing() for one in found]
+
+
+def described_model(question: Question) -> DescribedModel:
     """The workload that the question names, captured or read from its file."""
     if is_graph_file(question.workload):
         file = read_graph_workload(question.workload, question.options)
         job = replace(question, workload=file.name)
-        return _Model(workload=file, graph=file.graph, cuts=file.cuts, job=job)
+        return DescribedModel(workload=file, graph=file.graph, cuts=file.cuts, job=job)
     workload, seed = load_workload(question.workload, question.options), question.seed
     graph = with_held_bytes(capture_workload(workload, seed, name=question.workload), workload, seed)
-    return _Model(workload=workload, graph=graph, cuts=stage_cuts(workload, graph, seed), job=question)
+    return DescribedModel(workload=workload, graph=graph, cuts=stage_cuts(workload, graph, seed), job=question)
 
 
-def operations_in(model: _Model, seed: int) -> Operations:
+def operations_in(model: DescribedModel, seed: int) -> Operations:
     """What can be placed: the operations of a trace, or the ops of a graph file."""
     if isinstance(model.workload, GraphWorkload):
         return operations_of(model.graph)
@@ -173,7 +199,7 @@ def _traced(workload: Workload, graph: OpGraph, seed: int) -> Operations:
     return trace_workload(workload, workload.model(), graph).operations
 
 
-def _with_edges(model: _Model, wanted: PipelinePlan | None, seed: int) -> _Model:
+def _with_edges(model: DescribedModel, wanted: PipelinePlan | None, seed: int) -> DescribedModel:
     """With the tensors at the model's cuts or, for a plan with other cuts, with all that pass between ops."""
     cuts = model.cuts
     if cuts is not None and (wanted is None or set(wanted.first_ops) <= set(cuts.first_ops)):
@@ -181,13 +207,6 @@ def _with_edges(model: _Model, wanted: PipelinePlan | None, seed: int) -> _Model
     if wanted is None or isinstance(model.workload, GraphWorkload):
         return model
     return replace(model, graph=with_dataflow(model.graph, model.workload, seed))
-
-
-def _predictor(model: _Model, setting: Setting, profiles: Sequence[Profile]) -> Predictor:
-    costs = cost_model(model.graph, setting.cluster, profiles)
-    info = model.info_of(setting.global_batch)
-    simulator = Simulator(info, model.graph, costs, loop=loop_of(model.workload))
-    return Predictor(simulator=simulator, bounds=model.bounds(setting), cluster=setting.cluster, cuts=model.cuts)
 
 
 def job_simulator(
@@ -240,7 +259,7 @@ def kept_profiles(results: Path, info: WorkloadInfo, cluster: Cluster) -> list[P
     return [load_profile(path)] if path.exists() else []
 
 
-def find_profiles(model: _Model, question: Question, cluster: Cluster) -> list[Profile]:
+def find_profiles(model: DescribedModel, question: Question, cluster: Cluster) -> list[Profile]:
     """The profiles that the user names, or the one kept for this workload on this cluster, or none."""
     if question.profiles:
         return [load_profile(path) for path in question.profiles]

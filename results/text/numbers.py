@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from autotune.workloads.plan import SPLIT, CommPlan, CompressionPlan, PipelinePlan, Plan, ReducerKind
 from autotune.workloads.plan.op_groups import PlacementPlan
 from autotune.workloads.quantity import format_bytes
@@ -66,6 +69,12 @@ def format_duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def counted(names: Iterable[str]) -> str:
+    """Names with their number: "2 full, half"."""
+    counts = Counter(names)
+    return ", ".join(name if count == 1 else f"{count} {name}" for name, count in counts.items())
 
 
 def plan_summary(plan: Plan) -> str:

@@ -4,8 +4,9 @@ bandwidth*2                every host's uplink and downlink
 bandwidth.host3=1 Gbit/s   one host's
 latency*10                 likewise, also latency.host3=1 ms
 speed.rank0*1.5            one device; speed*2 for all, speed.full*2 for all of a kind
-add=full                   one more host like the first with a device of that kind, or the first of the cluster
+add=full                   one more host like the first with a device of that kind, of the cluster or of a pool of others
 remove=host3               a host less
+replace=host3:full         a host whose devices are all of that kind, at the same place in the network
 batch=128                  another global batch
 """
 
@@ -15,14 +16,16 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.workloads.cluster import Cluster, Device, Link, with_devices
+from autotune.workloads.cluster import Cluster, Device, Host, Link, with_devices
 from autotune.workloads.errors import SpecError, unknown_name
 from autotune.workloads.quantity import BYTES_PER_S, SECONDS, parse_quantity
 
 _EDIT = re.compile(
-    r"(?P<what>bandwidth|latency|speed|add|remove|batch)(?:\.(?P<where>[^*=]+))?(?P<how>[*=])(?P<value>.+)"
+    r"(?P<what>bandwidth|latency|speed|add|remove|replace|batch)(?:\.(?P<where>[^*=]+))?(?P<how>[*=])(?P<value>.+)"
 )
-_EXAMPLES = "bandwidth*2, bandwidth.host3=1 Gbit/s, speed.rank0*2, add=NAME, remove=host3, batch=128"
+_EXAMPLES = (
+    "bandwidth*2, bandwidth.host3=1 Gbit/s, speed.rank0*2, add=NAME, remove=host3, replace=host3:NAME, batch=128"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +34,14 @@ class Setting:
 
     cluster: Cluster
     global_batch: int
+    pool: Cluster | None = None
+    """Further hosts, whose devices can be added."""
+
+    @property
+    def kinds(self) -> dict[str, tuple[Host, Device]]:
+        """Every kind of device with the first host that has one; those of the cluster before those of the pool."""
+        hosts = (*self.cluster.hosts, *(self.pool.hosts if self.pool is not None else ()))
+        return {device.name: (host, device) for host in reversed(hosts) for device in host.devices}
 
 
 def edited(setting: Setting, edits: Sequence[str]) -> Setting:
@@ -118,13 +129,32 @@ def _faster(device: Device, factor: float, edit: str) -> Device:
 
 
 def _add(setting: Setting, where: str | None, how: str, value: str, edit: str) -> Setting:
-    kinds = {device.name: (host, device) for host in reversed(setting.cluster.hosts) for device in host.devices}
-    if where is not None or how != "=" or value not in kinds:
-        raise unknown_name(f"device in --what-if {edit!r}:", value, kinds)
-    host, device = kinds[value]
+    host, device = _kind(setting, value if where is None and how == "=" else "", edit)
     names = {other.name for other in setting.cluster.hosts}
     name = next(f"host{number}" for number in range(len(names), 2 * len(names) + 1) if f"host{number}" not in names)
-    hosts = (*setting.cluster.hosts, replace(with_devices(host, [0]), name=name, devices=(device,)))
+    rack = host.rack if host.rack in {rack.name for rack in setting.cluster.racks} else ""
+    hosts = (*setting.cluster.hosts, replace(with_devices(host, [0]), name=name, devices=(device,), rack=rack))
+    return replace(setting, cluster=replace(setting.cluster, hosts=hosts))
+
+
+def _kind(setting: Setting, name: str, edit: str) -> tuple[Host, Device]:
+    if name not in setting.kinds:
+        raise unknown_name(f"device in --what-if {edit!r}:", name, setting.kinds)
+    return setting.kinds[name]
+
+
+def _replace(setting: Setting, where: str | None, how: str, value: str, edit: str) -> Setting:
+    host_name, colon, kind = value.partition(":")
+    names = [host.name for host in setting.cluster.hosts]
+    if where is not None or how != "=" or not colon:
+        raise SpecError(f"--what-if {edit!r}: name a host and a device, such as replace=host3:fast")
+    if host_name not in names:
+        raise unknown_name(f"host in --what-if {edit!r}:", host_name, names)
+    _, device = _kind(setting, kind, edit)
+    hosts = tuple(
+        replace(host, devices=(device,) * len(host.devices)) if host.name == host_name else host
+        for host in setting.cluster.hosts
+    )
     return replace(setting, cluster=replace(setting.cluster, hosts=hosts))
 
 
@@ -160,5 +190,6 @@ _EDITS: dict[str, Callable[[Setting, str | None, str, str, str], Setting]] = {
     "speed": _speed,
     "add": _add,
     "remove": _remove,
+    "replace": _replace,
     "batch": _batch,
 }

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.workloads.changes.cluster_edits import Setting, edited
@@ -35,6 +37,23 @@ def test_one_more_and_one_less():
     assert len(edited(MIXED, ["remove=host3"]).cluster.devices) == 3
 
 
+def test_a_host_keeps_its_place_with_other_devices():
+    changed = edited(MIXED, ["replace=host3:full"]).cluster
+    assert [device.name for device in changed.devices] == ["full", "two-thirds", "half", "full"]
+    assert [host.link for host in changed.hosts] == [host.link for host in MIXED.cluster.hosts]
+
+
+def test_devices_of_a_pool_can_be_added():
+    pooled = replace(MIXED, pool=load_cluster("two-beside-four"))
+    more = edited(pooled, ["add=large"]).cluster
+    assert more.devices[-1].flops_per_s == 1.6e9
+    assert more.hosts[-1].link.up_bytes_per_s == 50e6
+    four = edited(pooled, ["add=one-of-four"]).cluster
+    assert len(four.devices) == 5, "one device, not its whole host"
+    with pytest.raises(AutotuneError, match="large"):
+        edited(MIXED, ["add=large"])
+
+
 def test_edits_follow_each_other_and_name_the_cluster():
     changed = edited(MIXED, ["add=quarter", "batch=128"])
     assert (len(changed.cluster.devices), changed.global_batch) == (5, 128)
@@ -56,6 +75,9 @@ def test_edits_follow_each_other_and_name_the_cluster():
         ("speed.rank7*2", "rank7"),
         ("add=ful", "full"),
         ("remove=host9", "host9"),
+        ("replace=host0", "a host and a device"),
+        ("replace=host9:full", "host9"),
+        ("replace=host0:ful", "full"),
         ("batch=0", "whole number"),
         ("batch=1.5", "whole number"),
         ("memory*2", "is no edit"),
