@@ -87,7 +87,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_of_sweep_names_the_workloads_and_clusters_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["sweep", "--help"])
-    text = " ".join(capsys.readouterr().out.split())
+    text = "".join(capsys.readouterr().out.split())  # lines may break at a hyphen
     assert "vgg-tiny" in text
     assert "slow-link4" in text
 
