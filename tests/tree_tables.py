@@ -11,6 +11,13 @@ UNTESTED = {
 """Modules that no test runs, with what runs them."""
 
 COVERS: dict[str, tuple[str, ...]] = {
+    "autotune/runtime/embedding/test_model_tables.py": (
+        "autotune/runtime/embedding/exchange.py",
+        "autotune/runtime/embedding/layout.py",
+        "autotune/runtime/embedding/shard.py",
+        "autotune/runtime/embedding/tables.py",
+    ),
+    "mpi/test_embedding_plans.py": ("autotune/runtime/train/embedding_trainer.py",),
     "accelerator/test_nccl.py": ("autotune/runtime/transport/accelerator_group.py",),
     "accelerator/test_streams.py": (
         "autotune/runtime/device.py",

@@ -46,6 +46,8 @@ class Workload(Protocol):
       DataLoader;
     - `clip_norm`: the norm that the gradient of all parameters is clipped to before each optimizer step;
     - `accumulate`: the passes in which a rank takes its samples of a step; gradients are exchanged in the last one only;
+    - `lookups(batch)`, for a model whose embedding tables may be on servers: what each `nn.EmbeddingBag` is called with, (ids,
+      offsets), by the name of its module;
     - `autocast`: "bfloat16" or "float16", the dtype of torch.autocast around the forward pass and the loss.
     """
 

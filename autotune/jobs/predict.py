@@ -281,12 +281,17 @@ def forecast_of(predictor: Predictor, plan: Plan) -> Forecast:
 def _chosen_plan(question: Question, predictor: Predictor) -> Plan:
     info = predictor.simulator.info
     if question.plan_file is not None:
-        return read_plan_file(question.plan_file).plan
+        return _predictable(read_plan_file(question.plan_file).plan)
     kept = best_path(question.results, info.name, predictor.cluster.name)
     if question.plan == "best" or (question.plan is None and kept.exists()):
         sweep = question.commands(len(predictor.cluster.devices)).command("sweep")
-        return load_best(question.results, info.name, predictor.cluster.name, sweep=sweep).plan
+        return _predictable(load_best(question.results, info.name, predictor.cluster.name, sweep=sweep).plan)
     return default_plan(even(info.global_batch, predictor.bounds), transport=question.transports[0])
+
+
+def _predictable(plan: Plan) -> Plan:
+    plan.check_predictable()
+    return plan
 
 
 def _fitted(plan: Plan, predictor: Predictor) -> Plan:

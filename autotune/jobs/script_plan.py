@@ -68,6 +68,11 @@ def check_script_plan(plan: Plan, num_ranks: int, *, allow_lossy: bool) -> None:
             "the plan has pipeline stages or groups of ops, but a training script holds the whole model: train it by `autotune train`, or "
             "give the script a plan without stages"
         )
+    if plan.embedding is not None:
+        raise SpecError(
+            "the plan has embedding servers, but a training script holds its tables itself: train it by `autotune train`, or give "
+            "the script a plan without embedding servers"
+        )
     plan.validate(num_ranks=num_ranks, global_batch=sum(samples))
     plan.check_runnable()
     if min(samples) < 1:

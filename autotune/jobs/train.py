@@ -26,6 +26,7 @@ from autotune.results.store.record import BestPlan, TrialState
 from autotune.runtime.control.mpi import Control
 from autotune.runtime.placed.placed_job import check_placed
 from autotune.runtime.placed.plan_job import plan_job
+from autotune.runtime.train.embedding_trainer import check_embedding
 from autotune.runtime.trial.runner import Budget
 from autotune.runtime.trial.workers import Training, follow
 from autotune.space.rank_sets import ALL_RANKS
@@ -87,6 +88,12 @@ def check_plan(job: TrainJob, context: JobContext, plan: Plan) -> None:
     plan.check_runnable()
     if plan.is_placed:
         _check_stages(job, context, plan)
+    if plan.embedding is not None:
+        if job.online:
+            raise SpecError(
+                "the plan has embedding servers, which cannot change while they train: train it without --online"
+            )
+        check_embedding(context.workload)
     if job.online and 0 not in plan.used_ranks:
         raise SpecError(
             "the plan leaves out rank 0, which decides in a job that is retuned: train it without --online, or list another "

@@ -15,6 +15,7 @@ from autotune.workloads.plan.choices import COLLECTIVES, TRANSPORTS, ReducerKind
 from autotune.workloads.plan.codecs import CODECS, one_round_codecs
 from autotune.workloads.plan.comm import CommPlan, check_known
 from autotune.workloads.plan.compression import CompressionPlan
+from autotune.workloads.plan.embedding import EmbeddingPlan
 from autotune.workloads.plan.op_groups import PlacementPlan
 from autotune.workloads.plan.placement import SPLIT, PipelinePlan
 from autotune.workloads.serial import digest, to_data
@@ -44,6 +45,8 @@ class Plan:
     """None: every rank holds the whole model, or `placement` says what it holds."""
     placement: PlacementPlan | None = None
     """Groups of ops on ranks of their own; not with `pipeline`, which is the case of a chain."""
+    embedding: EmbeddingPlan | None = None
+    """None: the embedding tables are parameters like all others."""
 
     def fingerprint(self) -> str:
         """Equal plans, equal fingerprints."""
@@ -51,8 +54,9 @@ class Plan:
         for part, name in _NOT_IN_FINGERPRINT_IF_DEFAULT:
             if data[part][name] == defaults[part][name]:
                 del data[part][name]
-        if self.placement is None:
-            del data["placement"]
+        for name in ("placement", "embedding"):
+            if data[name] is None:
+                del data[name]
         if self.pipeline is not None:
             unset = {"order": (), "group_sizes": (), "sharing": SPLIT}
             for name in (name for name, default in unset.items() if getattr(self.pipeline, name) == default):
@@ -83,6 +87,8 @@ class Plan:
         if self.placement is not None:
             return tuple(sorted({rank for group in self.placement.groups for rank in group.ranks}))
         owners = {*self.comm.servers, *(rank for rank, share in enumerate(self.comm.shares) if share)}
+        if self.embedding is not None:
+            owners |= set(self.embedding.servers)
         return tuple(rank for rank, count in enumerate(self.batch.samples) if count or rank in owners)
 
     @property
@@ -102,7 +108,8 @@ class Plan:
             pipeline = replace(pipeline, stage_ranks=stages)
         batch = replace(self.batch, samples=tuple(self.batch.samples[rank] for rank in ranks))
         placement = None if self.placement is None else self.placement.part(place)
-        return replace(self, batch=batch, comm=comm, pipeline=pipeline, placement=placement)
+        embedding = None if self.embedding is None else self.embedding.part(place)
+        return replace(self, batch=batch, comm=comm, pipeline=pipeline, placement=placement, embedding=embedding)
 
     @property
     def is_lossless(self) -> bool:
@@ -132,6 +139,8 @@ class Plan:
         else:
             self.pipeline.check(samples, global_batch)
         comm.check(num_ranks)
+        if self.embedding is not None:
+            self.embedding.check(samples)
         for codec in self.compression.codecs:
             check_known("codec", codec, tuple(CODECS))
         self.compression.check()
@@ -152,6 +161,13 @@ class Plan:
                 "the plan has a pipeline and a placement: a pipeline is a placement of a chain, so give one of them"
             )
         placement.check(self.batch.samples, global_batch)
+
+    def check_predictable(self) -> None:
+        """Refuse what jobs run but no prediction knows."""
+        if self.embedding is not None:
+            raise SpecError(
+                "the plan has embedding servers, which jobs run but the simulator does not predict: measure it by `autotune train`"
+            )
 
     def check_runnable(self) -> None:
         """Refuse what can be predicted but not run yet."""
@@ -174,6 +190,8 @@ class Plan:
             )
         if self.is_placed:
             _check_placed_runs(self)
+        if self.embedding is not None:
+            _check_embedding_runs(self)
 
 
 def _check_codec(comm: CommPlan, compression: CompressionPlan) -> None:
@@ -227,6 +245,23 @@ def _check_placed_runs(plan: Plan) -> None:
             raise SpecError(
                 f"the plan has pipeline stages or groups of ops and {name} {value!r}: these run with {name} {runs!r} only"
             )
+
+
+def _check_embedding_runs(plan: Plan) -> None:
+    """Tables are exact step by step, over messages that gloo alone carries."""
+    if plan.is_placed:
+        raise SpecError(
+            "the plan has embedding servers and pipeline stages or groups of ops, which no job runs together: give one of them"
+        )
+    if plan.comm.transport != "gloo":
+        raise SpecError(
+            f"the plan has embedding servers and transport {plan.comm.transport!r}: rows are exchanged over gloo only"
+        )
+    if plan.comm.reducer == ReducerKind.AVERAGED:
+        raise SpecError(
+            "the plan has embedding servers and reducer 'averaged', which trains a model of its own on each rank: use another "
+            "reducer"
+        )
 
 
 def _check_pipeline_runs(pipeline: PipelinePlan) -> None:

@@ -30,6 +30,9 @@ from autotune.workloads.topology import flat_ring
 _ARRIVAL_TAG = 1 << 20
 """Added to a message's tag for the message that carries its arrival time, on the monotonic clock of the machine."""
 
+_ALL_TO_ALL_TAG = (1 << 19) - 1
+"""Of all-to-alls, whose messages between two ranks keep their order."""
+
 
 class MessageWork(Work):
     """A message in flight: completes with the real one, and not before the time in `due_s`."""
@@ -93,6 +96,15 @@ class PacedGroup(WrappedGroup):
         arrival_s = torch.zeros((), dtype=torch.float64)
         notice = self._inner.recv([arrival_s], srcRank, tag + _ARRIVAL_TAG)
         return MessageWork([notice, self._inner.recv(tensors, srcRank, tag)], arrival_s)
+
+    def alltoall_base(self, output: Any, given: Any, outputSplits: Any, inputSplits: Any, opts: Any = None) -> Any:  # noqa: ARG002, N803 - torch's names
+        """Messages between all pairs of ranks, of rows of the tensors."""
+        found, own = output.split(list(outputSplits)), given.split(list(inputSplits))
+        ranks = [(self.rank() + step) % self.size() for step in range(1, self.size())]
+        works = [self.recv([found[rank]], rank, _ALL_TO_ALL_TAG) for rank in ranks if len(found[rank])]
+        works += [self.send([own[rank]], rank, _ALL_TO_ALL_TAG) for rank in ranks if len(own[rank])]
+        found[self.rank()].copy_(own[self.rank()])
+        return MessageWork(works, torch.zeros((), dtype=torch.float64))
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return "paced"

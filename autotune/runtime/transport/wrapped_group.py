@@ -34,3 +34,7 @@ class WrappedGroup(dist.ProcessGroup):
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Any:  # noqa: N803 - torch's name
         assert self._inner is not None
         return self._inner.recv(tensors, srcRank, tag)
+
+    def alltoall_base(self, output: Any, given: Any, outputSplits: Any, inputSplits: Any, opts: Any = None) -> Any:  # noqa: N803 - torch's names
+        assert self._inner is not None
+        return self._inner.alltoall_base(output, given, outputSplits, inputSplits, *([] if opts is None else [opts]))

@@ -22,6 +22,7 @@ from autotune.runtime.control.step_directives import Decide, StepCoordinator
 from autotune.runtime.device import handle
 from autotune.runtime.placed.placed_job import trace_workload
 from autotune.runtime.placed.plan_trainer import PlanPipelineTrainer
+from autotune.runtime.train.embedding_trainer import EmbeddingTrainer
 from autotune.runtime.train.retuned_trainer import RetunedTrainer
 from autotune.runtime.train.tracing import ClockOffset, aligned, samplers_for, traced_step
 from autotune.runtime.train.trainer import RankContext, Trainer, needs_norm_group
@@ -290,6 +291,8 @@ class RankRunner:
                 member.groups.get(member.plan.comm, _use(plan, index))
                 if needs_norm_group(self._workload, plan):
                     member.groups.get(*_norms(plan))
+                if plan.embedding is not None:
+                    member.groups.get(*_tables(plan, index))
 
     def _trainer(self, plan: Plan, index: int, members: Members) -> TrainerProtocol:
         if (member := members.of(plan)) is None:
@@ -303,6 +306,11 @@ class RankRunner:
                 self._workload, own, group, context, seed=self._seed, graph=self._graph, traced=traced
             )
         norms = member.groups.get(*_norms(plan)) if needs_norm_group(self._workload, plan) else None
+        if own.embedding is not None:
+            rows = member.groups.get(*_tables(plan, index))
+            return EmbeddingTrainer(
+                self._workload, own, group, context, seed=self._seed, table_group=rows, norm_group=norms
+            )
         return Trainer(self._workload, own, group, context, seed=self._seed, norm_group=norms)
 
     def _trace(self, graph: OpGraph) -> Traced:
@@ -329,6 +337,11 @@ def _use(plan: Plan, index: int) -> str:
 def _norms(plan: Plan) -> tuple[CommPlan, str]:
     """Communication configuration and use of the group for BatchNorm statistics, which interleaved trainers share."""
     return CommPlan(transport=plan.comm.transport), "batch norm"
+
+
+def _tables(plan: Plan, index: int) -> tuple[CommPlan, str]:
+    """Communication configuration and use of the group for the rows of embedding tables."""
+    return CommPlan(transport=plan.comm.transport), f"tables {index}"
 
 
 def _parameters(trainer: TrainerProtocol) -> Tensor:

@@ -1,0 +1,66 @@
+"""Embedding tables on servers, trained from a plan file: the same losses as with tables on every rank."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.results.store.record import BestPlan
+from autotune.results.store.store import write_json
+from autotune.workloads.plan import BatchPlan, CommPlan, Plan, ReducerKind
+from autotune.workloads.plan.embedding import EmbeddingPlan, TablePlacement
+from tests.mpi.launch import autotune, refused
+from tests.mpi.test_pipeline_plans import predictor_of
+
+PLAIN = Plan(batch=BatchPlan(samples=(24, 16, 24)))
+BY_ROWS = replace(PLAIN, embedding=EmbeddingPlan())
+DEDICATED = Plan(
+    batch=BatchPlan(samples=(0, 40, 24)),
+    embedding=EmbeddingPlan(servers=(0, 2), tables=(TablePlacement(name="tables.9", server=2),)),
+)
+SCHEDULED = replace(BY_ROWS, comm=CommPlan(reducer=ReducerKind.SCHEDULED))
+PLANS = {"plain": PLAIN, "by-rows": BY_ROWS, "dedicated": DEDICATED, "scheduled": SCHEDULED}
+
+
+def write_plans(tmp_path: Path) -> None:
+    predictor = predictor_of("dlrm-tiny", "mixed4", 3, tmp_path)
+    info, cluster = predictor.simulator.info, predictor.cluster
+    for name, plan in PLANS.items():
+        best = BestPlan(
+            workload=info.name,
+            workload_fingerprint=info.fingerprint,
+            cluster=cluster.name,
+            cluster_fingerprint=cluster.fingerprint(),
+            plan=plan,
+            step_s=1.0,
+            speedup_over_default=None,
+        )
+        write_json(tmp_path / f"{name}.json", best)
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(300)
+def test_tables_on_servers_train_as_those_on_every_rank(tmp_path: Path) -> None:
+    write_plans(tmp_path)
+    losses = {}
+    for name in PLANS:
+        arguments = ("--cluster", "mixed4", "--plan", f"{name}.json", "--steps", "6", "--rounds", "1", "--json")
+        done = autotune(3, "train", "--workload", "dlrm-tiny", *arguments, cwd=tmp_path)
+        assert done.code == 0, done.err
+        losses[name] = json.loads(done.out)["losses"]
+    for name in PLANS:
+        assert losses[name] == pytest.approx(losses["plain"], rel=1e-5), name
+
+
+@pytest.mark.mpi
+def test_what_cannot_run_is_one_message(tmp_path: Path) -> None:
+    write_plans(tmp_path)
+    for num_ranks, command, word in (
+        (3, ("train", "--online"), "without --online"),
+        (1, ("simulate", "--ranks", "3"), "the simulator does not predict"),
+    ):
+        asked = ("--workload", "dlrm-tiny", "--cluster", "mixed4", "--plan", "by-rows.json")
+        refused(autotune(num_ranks, *command, *asked, cwd=tmp_path), word)
