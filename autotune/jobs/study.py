@@ -11,15 +11,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from autotune.jobs.context import JobContext
-from autotune.jobs.evaluate import Evaluator, MeasuredEvaluator, measure_trial, now
+from autotune.jobs.evaluate import Evaluator, MeasuredEvaluator, Trial, as_record, measure_trial, now
 from autotune.jobs.job import SweepJob
 from autotune.profilers.timeline import Timeline
 from autotune.results.judge.selection import default_record, fastest
 from autotune.results.show.watcher import Watcher
 from autotune.results.store.environment import describe_environment
-from autotune.results.store.record import StudyInfo, TrialRecord
+from autotune.results.store.record import StudyInfo, TrialRecord, TrialState
 from autotune.results.store.store import StudyStore
 from autotune.runtime.trial.runner import Budget
+from autotune.runtime.trial.workers import Measurement
 from autotune.space.space import Proposal
 from autotune.workloads.errors import SpecError
 
@@ -32,6 +33,8 @@ _FASTEST_TRACED, _SLOWEST_TRACED = 5, 3
 
 
 _LONGEST_DETAIL = 100
+_MOST_ENDED = 2
+"""Jobs that may end without a word during one plan, before it counts as failed."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -117,7 +120,11 @@ def _change(key: str, old: object, new: object) -> str:
 
 def record_trial(study: Study, proposal: Proposal) -> TrialRecord:
     """Measure a plan and write its record to disk before anything else uses it."""
-    trial = measure_trial(study.evaluator, proposal, study.budget(), number=len(study.records))
+    number, num_ended = len(study.records), study.store.begin(proposal.plan)
+    if num_ended < _MOST_ENDED:
+        trial = measure_trial(study.evaluator, proposal, study.budget(), number=number)
+    else:
+        trial = _not_measured(proposal, number, num_ended)
     record = trial.record
     if study.simulator is not None:
         record = replace(record, predicted=study.simulator.prediction(proposal.plan))
@@ -129,6 +136,14 @@ def record_trial(study: Study, proposal: Proposal) -> TrialRecord:
     quickest, default = fastest(study.records), default_record(study.records)
     study.watcher.trial_done(record, quickest.step_s if quickest else None, default.step_s if default else None)
     return record
+
+
+def _not_measured(proposal: Proposal, number: int, num_ended: int) -> Trial:
+    """A plan during which jobs have ended without a word: out of memory, a fault of a driver, a signal."""
+    reason = f"not measured again: {num_ended} jobs ended while they measured this plan"
+    measured = Measurement(state=TrialState.FAILED, reason=reason)
+    record = as_record(number, proposal, measured, started_at=now(), duration_s=0.0)
+    return Trial(record=record, timeline=measured.timeline)
 
 
 def _keep_timeline(study: Study, record: TrialRecord, timeline: Timeline) -> None:

@@ -21,9 +21,10 @@ from autotune.results.judge.compare import faster_without, ratio, winner
 from autotune.results.judge.report import build_report
 from autotune.results.judge.report_data import SweepReport
 from autotune.results.show.watcher import Watcher
-from autotune.results.store.best import save_best
+from autotune.results.store.best import best_path, better_kept, save_best
 from autotune.results.store.profile import CollectiveProfile
 from autotune.results.store.record import BEST, DDP_DEFAULT, BestPlan, Comparison, Role
+from autotune.results.text.numbers import format_times
 from autotune.runtime.control.mpi import Control
 from autotune.runtime.trial.runner import Budget
 from autotune.runtime.trial.workers import follow
@@ -171,4 +172,11 @@ def keep_best(study: Study, comparison: Comparison) -> str:
         saved_at=now(),
         parameters=context.graph.shapes,
     )
+    better = better_kept(study.job.results, best)
+    if better is not None:
+        study.watcher.phase(
+            f"the plan of study {better.study!r} stays the kept one: {format_times(better.speedup_over_default)} the "
+            f"default, this one {format_times(best.speedup_over_default)}"
+        )
+        return str(best_path(study.job.results, best.workload, best.cluster))
     return str(save_best(study.job.results, best))

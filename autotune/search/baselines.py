@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from autotune.results.judge.selection import default_record, fastest
-from autotune.results.store.record import DDP_DEFAULT, DDP_TUNED, Role, TrialRecord
+from autotune.results.store.record import DDP_DEFAULT, DDP_TUNED, Role, TrialRecord, TrialState
 from autotune.search.problem import Problem
 from autotune.search.rank_speeds import fit_costs, reference_speeds
 from autotune.search.set_moves import sets_by_speed
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 TUNED_BUCKETS_BYTES = (*(2**log2 for log2 in range(16, 24)), 25 * MIB)
 """Bucket sizes tried for DDP with a proportional split: every power of two that matters, and DDP's own."""
+
+
+_MOST_TRIES = 3
+"""Of the default, where it fails: all that follows rests on it, and a fault may pass."""
 
 
 def tuned_buckets_bytes(param_bytes: int) -> tuple[int, ...]:
@@ -47,7 +51,8 @@ class DefaultDdp(ByTrials):
         self._problem = problem
 
     def propose(self, records: Sequence[TrialRecord]) -> Proposal | None:
-        if default_record(records) is not None:
+        tried = [record for record in records if record.role is Role.DEFAULT]
+        if len(tried) == _MOST_TRIES or any(record.state is not TrialState.FAILED for record in tried):
             return None
         total, limits = self._problem.global_batch, self._problem.limits
         no_caps = dataclasses.replace(limits, caps=(total,) * len(limits.caps))
@@ -81,10 +86,10 @@ class TunedDdp(ByTrials):
         self.is_lossless = codec == "none"
 
     def propose(self, records: Sequence[TrialRecord]) -> Proposal | None:
+        if (proposal := self._default.propose(records)) is not None:
+            return proposal
         default = default_record(records)
-        if default is None:
-            return self._default.propose(records)
-        if default.step_s is None:
+        if default is None or default.step_s is None:
             return None
         measured = {record.plan.fingerprint() for record in records}
         plans = [*self._of_sets(default, records), *self._of_sizes(default, records)]

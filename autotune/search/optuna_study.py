@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,10 +154,12 @@ def _open_study(path: Path | None) -> optuna.Study:
     """Rank 0 is the only writer; write-ahead logging keeps readers such as dashboards out of its way. No path: in memory."""
     if path is None:
         return optuna.create_study(direction="minimize")
+    # The file is opened here: in a URL, `?` and `%` of a folder's name would mean something else.
+    connect = partial(sqlite3.connect, path, timeout=10, check_same_thread=False)
     try:
-        with sqlite3.connect(path, timeout=10) as connection:
+        with connect() as connection:
             connection.execute("PRAGMA journal_mode=WAL")
-        storage = optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": 10}})
+        storage = optuna.storages.RDBStorage("sqlite:///search.db", engine_kwargs={"creator": connect})
         return optuna.create_study(study_name="sweep", storage=storage, direction="minimize", load_if_exists=True)
     except Exception as error:  # sqlite3, SQLAlchemy and Optuna each raise their own
         raise StoreError(

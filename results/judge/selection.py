@@ -52,5 +52,6 @@ def _mean_and_error(same: Sequence[TrialRecord]) -> tuple[float, float]:
 
 
 def default_record(records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The trial of torch DDP with its defaults, finished or not."""
-    return next((record for record in records if record.role is Role.DEFAULT), None)
+    """The trial of torch DDP with its defaults: the first that could be measured, else the last that could not."""
+    found = [record for record in records if record.role is Role.DEFAULT]
+    return next((record for record in found if record.step_s is not None), found[-1] if found else None)

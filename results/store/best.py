@@ -22,10 +22,26 @@ def best_path(results: Path, workload: str, cluster: str) -> Path:
 
 
 def save_best(results: Path, best: BestPlan) -> Path:
+    """Keep the plan for reuse, instead of the one that was kept before."""
     path = best_path(results, best.workload, best.cluster)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, best)
     return path
+
+
+def better_kept(results: Path, best: BestPlan) -> BestPlan | None:
+    """The plan that another study has kept for the same job, if it gains more over the default, beyond noise."""
+    path = best_path(results, best.workload, best.cluster)
+    if not path.exists():
+        return None
+    kept = read_json(BestPlan, path)
+    is_same_job = (kept.workload_fingerprint, kept.cluster_fingerprint) == (
+        best.workload_fingerprint,
+        best.cluster_fingerprint,
+    )
+    if not is_same_job or kept.study == best.study or not kept.speedup_interval or not best.speedup_interval:
+        return None
+    return kept if min(kept.speedup_interval) > max(best.speedup_interval) else None
 
 
 def all_best(results: Path) -> list[tuple[Path, BestPlan]]:

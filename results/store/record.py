@@ -111,6 +111,16 @@ class TrialRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """A plan whose measurement has begun and has no record yet."""
+
+    plan: str
+    """Its fingerprint."""
+    times: int
+    """How often it was begun, by this job and by those that ended during it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Contender:
     """One plan in an interleaved comparison, with its mean step time in each round."""
 

@@ -2,6 +2,7 @@
 
     <results>/<study>/<cluster>/study.json         what the study is about
                                 records.jsonl      one line per finished trial, written once, never changed
+                                attempt.json       the trial that is being measured
                                 comparison.json    the interleaved comparison that ended the sweep
                                 search.db          Optuna's own storage; rebuilt from the records if lost
                                 timelines/         spans of one step of the fastest and slowest trials
@@ -26,7 +27,7 @@ from typing import Any, TypeVar
 
 from autotune.profilers.timeline import Timeline
 from autotune.results.store.command_line import first_sweep
-from autotune.results.store.record import SCHEMA, Comparison, StudyInfo, TrialRecord, current_name
+from autotune.results.store.record import SCHEMA, Attempt, Comparison, StudyInfo, TrialRecord, current_name
 from autotune.workloads.errors import SpecError, StoreError
 from autotune.workloads.files import PARTIAL, json_of, read_text, replace_file, sync_folder
 from autotune.workloads.plan import Plan
@@ -102,8 +103,16 @@ class StudyStore:
                 ) from error
         return records
 
+    def begin(self, plan: Plan) -> int:
+        """Note that this plan is about to be measured. Returns how many jobs have ended while they measured it."""
+        path, fingerprint = self.folder / "attempt.json", plan.fingerprint()
+        last = read_json(Attempt, path) if path.exists() else None
+        ended = last.times if last is not None and last.plan == fingerprint else 0
+        write_json(path, Attempt(plan=fingerprint, times=ended + 1))
+        return ended
+
     def append(self, record: TrialRecord) -> None:
-        """Write one record; it is on disk when this returns."""
+        """Write one record; it is on disk when this returns, and no trial is being measured."""
         line = json.dumps(to_data(record), separators=(",", ":")) + "\n"
         path = self.folder / "records.jsonl"
         try:
@@ -114,6 +123,7 @@ class StudyStore:
                 sync_folder(self.folder)
         except OSError as error:
             raise cannot_write(path, error) from error
+        (self.folder / "attempt.json").unlink(missing_ok=True)
 
     def comparison(self) -> Comparison | None:
         """With the names that this version gives to contenders, whichever version wrote it."""

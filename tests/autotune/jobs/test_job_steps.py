@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,14 +17,15 @@ from autotune.jobs.train import lead_training
 from autotune.profilers.timeline import Span, Timeline
 from autotune.results.judge.race import DDP_TUNED_FP16, OURS, OURS_LOSSY
 from autotune.results.show.watcher import Watcher
-from autotune.results.store.best import load_best
+from autotune.results.store.best import load_best, save_best
 from autotune.results.store.record import AGAIN, BEST, DDP_DEFAULT, DDP_TUNED, RankResult, TrialRecord, TrialState
 from autotune.runtime.trial.runner import Budget
 from autotune.runtime.trial.workers import LostRankError, Measurement, Training
 from autotune.simulate.roofline import compute_s
 from autotune.workloads.cluster import load_cluster
-from autotune.workloads.plan import Plan
+from autotune.workloads.plan import Plan, default_plan
 from autotune.workloads.registry import load_workload
+from autotune.workloads.split import even
 
 WORKLOAD, CLUSTER = "mlp-tiny", load_cluster("mixed4")
 
@@ -145,6 +147,51 @@ def test_a_trial_that_lost_a_rank_is_recorded_before_the_job_ends(tmp_path: Path
         sweep_one(job, context, Watcher())
     records = tmp_path / WORKLOAD / CLUSTER.name / "records.jsonl"
     assert "rank 2 did not answer in time" in records.read_text(encoding="utf-8")
+
+
+def test_a_plan_that_ends_jobs_without_a_word_is_given_up_at_the_third(tmp_path: Path) -> None:
+    """As where the kernel ends a rank that is out of memory: the job has no chance to write a record."""
+    job = sweep_job(tmp_path)
+
+    def killed(plan: Plan, budget: Budget) -> Measurement:
+        if plan.batch.samples != even_split.batch.samples:
+            raise KeyboardInterrupt
+        return measure(plan, budget)
+
+    deadly = []
+    for _ in range(3):
+        context, workers = context_of(job)
+        even_split, measure = default_plan(even(context.info.global_batch, context.limits)), workers.measure
+        workers.measure = killed  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            sweep_one(job, context, Watcher())
+        deadly.append((tmp_path / WORKLOAD / CLUSTER.name / "records.jsonl").read_text().count("jobs ended while"))
+    assert deadly == [0, 0, 1], "the third job gives it up, and goes on to the next"
+
+
+def test_the_default_is_measured_again_where_it_fails(tmp_path: Path) -> None:
+    job = sweep_job(tmp_path)
+    context, workers = context_of(job)
+    measure, failures = workers.measure, [Measurement(state=TrialState.FAILED, reason="link down")]
+
+    def once_failing(plan: Plan, budget: Budget) -> Measurement:
+        return failures.pop() if failures else measure(plan, budget)
+
+    workers.measure = once_failing  # type: ignore[method-assign]
+    report = sweep_one(job, context, Watcher())
+    assert [row.name for row in report.comparison] == [DDP_DEFAULT, DDP_TUNED, BEST]
+    assert report.counts["failed"] == 1
+
+
+def test_a_side_study_does_not_replace_a_better_plan(tmp_path: Path) -> None:
+    sweep_one(sweep_job(tmp_path), context_of(sweep_job(tmp_path))[0], Watcher())
+    kept = load_best(tmp_path, WORKLOAD, CLUSTER.name)
+    assert kept.speedup_over_default is not None
+    save_best(tmp_path, replace(kept, study="better", speedup_over_default=9.0, speedup_interval=(8.9, 9.1)))
+    job, events = replace(sweep_job(tmp_path), study="side"), Events()
+    sweep_one(job, context_of(job)[0], events)
+    assert load_best(tmp_path, WORKLOAD, CLUSTER.name).study == "better"
+    assert "the plan of study 'better' stays the kept one: 9.00x the default" in " ".join(events.seen)
 
 
 def test_a_race_tunes_every_contender_and_compares_what_they_chose(tmp_path: Path) -> None:

@@ -161,6 +161,16 @@ def test_the_same_seed_proposes_the_same_plans_in_a_new_file(db: Path, tmp_path:
     assert [record.plan for record in runs[0]] == [record.plan for record in runs[1]]
 
 
+def test_a_folder_may_be_called_anything(tmp_path: Path) -> None:
+    for name in ("a?b", "100%41", "a b", "#x"):
+        folder = tmp_path / name
+        folder.mkdir()
+        go_on(open_search(folder / "search.db"), [], 2)
+        assert (folder / "search.db").stat().st_size > 0
+        assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(name)) == [name]
+    assert len(list(tmp_path.iterdir())) == 4
+
+
 def test_another_seed_proposes_other_plans(tmp_path: Path) -> None:
     runs = [go_on(open_search(tmp_path / f"{seed}.db", seed=seed), [], 3) for seed in (0, 100)]
     assert [record.plan for record in runs[0]] != [record.plan for record in runs[1]]

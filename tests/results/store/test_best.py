@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.results.store.best import all_best, best_path, check_made_for, load_best, matching, save_best
+from autotune.results.store.best import all_best, best_path, better_kept, check_made_for, load_best, matching, save_best
 from autotune.results.store.record import BestPlan
 from autotune.workloads.cluster import load_cluster
 from autotune.workloads.errors import SpecError, StoreError
@@ -49,6 +49,18 @@ def test_a_new_best_replaces_the_old_and_leaves_nothing_else(tmp_path: Path) -> 
     save_best(tmp_path, kept(step_s=0.2))
     assert load_best(tmp_path, "vgg", "mixed4").step_s == 0.2
     assert len(list((tmp_path / "best").iterdir())) == 1
+
+
+def test_a_plan_that_gains_more_is_not_replaced_by_that_of_a_side_study(tmp_path: Path) -> None:
+    side = dataclasses.replace(kept(), study="one-trial", speedup_over_default=1.0, speedup_interval=(0.99, 1.01))
+    assert better_kept(tmp_path, side) is None, "nothing is kept yet"
+    save_best(tmp_path, kept())
+    assert better_kept(tmp_path, side) == kept()
+    within_noise = dataclasses.replace(side, speedup_over_default=2.3, speedup_interval=(2.25, 2.33))
+    assert better_kept(tmp_path, within_noise) is None
+    assert better_kept(tmp_path, dataclasses.replace(side, study="vgg")) is None, "a study replaces its own plan"
+    assert better_kept(tmp_path, dataclasses.replace(side, cluster_fingerprint="other")) is None
+    assert better_kept(tmp_path, dataclasses.replace(side, speedup_interval=())) is None
 
 
 def test_plans_of_other_workloads_and_clusters_are_kept_apart(tmp_path: Path) -> None:
