@@ -9,6 +9,7 @@ the gradient of their output arrives. The optimizer is not paced.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -30,7 +31,7 @@ class DevicePacer:
     """The emulated device of one rank. Call `begin` when a step starts.
 
     The thread that trains makes all calls, and its backward pass runs the hooks. Only `rebuild` may be called by another
-    thread: it appends to `_owed_s`, which the next module charges.
+    thread: `_serial` guards `_due_s`, the moment at which the device has done all that it was charged for.
     """
 
     def __init__(self, model: nn.Module, graph: OpGraph, device: Device) -> None:
@@ -39,7 +40,7 @@ class DevicePacer:
         self._due_s = 0.0
         self._samples = 0.0
         self._charged: set[str] = set()
-        self._owed_s: list[float] = []
+        self._serial = threading.Lock()
         self.late_s = 0.0
         """The delay of real work behind the device at the end of the step's last module."""
         self._loss_op = next((op for op in graph.ops if op.name == LOSS), None)
@@ -47,8 +48,10 @@ class DevicePacer:
         self._attach(model, {op.name: op for op in graph.ops})
 
     def begin(self, num_samples: float) -> None:
-        """Start a step now, with an idle device. `num_samples`: in samples of mean work."""
-        self._due_s, self._samples, self.late_s = time.perf_counter(), num_samples, 0.0
+        """Start a step now, or when the device has rebuilt what is still owed. `num_samples`: in samples of mean work."""
+        with self._serial:
+            self._due_s = max(self._due_s, time.perf_counter())
+        self._samples, self.late_s = num_samples, 0.0
         self._charged.clear()
 
     def go_on(self, num_samples: float) -> None:
@@ -57,15 +60,18 @@ class DevicePacer:
         self._charged.clear()
 
     def idle(self, seconds: float) -> None:
-        """Add a wait of the device within a pass."""
-        self._due_s += seconds
+        """Add a wait of the device within a pass, which ends now. What it has rebuilt meanwhile is no wait."""
+        with self._serial:
+            self._due_s = max(self._due_s, min(self._due_s + seconds, time.perf_counter()))
 
     def rebuild(self, flops: float) -> None:
-        """Charge additional arithmetic of another thread: this call sleeps for it, and it delays the device by as much."""
+        """Charge additional arithmetic of another thread: it follows the module that the device is at, and delays the next."""
         assert self.device.flops_per_s is not None
-        seconds = flops / self.device.flops_per_s
-        self._owed_s.append(seconds)
-        time.sleep(seconds)
+        with self._serial:
+            now = time.perf_counter()
+            self._due_s = max(self._due_s, now) + flops / self.device.flops_per_s
+            ahead_s = self._due_s - now
+        time.sleep(ahead_s)
 
     def after_loss(self) -> None:
         """Charge the loss, which is computed outside every module, without a hook."""
@@ -111,10 +117,9 @@ class DevicePacer:
         return hook
 
     def _charge(self, seconds: float) -> None:
-        while self._owed_s:
-            seconds += self._owed_s.pop()
-        self._due_s += seconds
-        ahead_s = self._due_s - time.perf_counter()
+        with self._serial:
+            self._due_s += seconds
+            ahead_s = self._due_s - time.perf_counter()
         self.late_s = max(-ahead_s, 0.0)
         if ahead_s > _MIN_SLEEP_S:
             time.sleep(ahead_s)

@@ -289,6 +289,62 @@ def test_no_gradient_appears_before_forward_and_loss_have_passed(fake: FakeTime)
     assert min(found.values()) > forward_s - SLACK_S
 
 
+# --- arithmetic of another thread ----------------------------------------------------------------------------------------
+
+
+def test_what_an_idle_device_rebuilds_is_not_charged_again(fake: FakeTime) -> None:
+    """After a step's backward pass: it takes its time then, and the next step takes no longer."""
+    model = mlp()
+    graph = graph_of(model)
+    device = slow(graph, 10.0)
+    pacer = DevicePacer(model, graph, device)
+    assert device.flops_per_s is not None
+    for _ in range(2):
+        begin_s = fake.now
+        step(model, pacer)
+        pacer.rebuild(3.0 * device.flops_per_s)
+        assert fake.now - begin_s == pytest.approx(13.0, abs=3 * SLACK_S)
+
+
+def test_what_is_rebuilt_during_a_wait_is_no_part_of_it(fake: FakeTime) -> None:
+    """A forward pass waits for 4 s, in which the device rebuilds for 3: it goes on after these 4 s."""
+    model = mlp()
+    graph = graph_of(model)
+    device = slow(graph, 10.0)
+    pacer = DevicePacer(model, graph, device)
+    assert device.flops_per_s is not None
+    begin_s = fake.now
+    pacer.begin(SAMPLES)
+    fake.now += 1.0
+    pacer.rebuild(3.0 * device.flops_per_s)
+    pacer.idle(4.0)
+    loss = loss_of(model)
+    pacer.after_loss()
+    torch.autograd.backward(loss)
+    assert fake.now - begin_s == pytest.approx(14.0, abs=3 * SLACK_S)
+
+
+def test_what_a_busy_device_rebuilds_delays_what_follows(fake: FakeTime) -> None:
+    """In the middle of a module: the sum is rebuilt after that module, before the next one."""
+    model = mlp()
+    graph = graph_of(model)
+    device = slow(graph, 10.0)
+    pacer = DevicePacer(model, graph, device)
+    assert device.flops_per_s is not None
+    seconds = iter([3.0])
+
+    def sleep(duration: float) -> None:
+        for owed in seconds:
+            pacer.rebuild(owed * device.flops_per_s)
+            return
+        fake.now += duration
+
+    begin_s = fake.now
+    fake.sleep = sleep  # type: ignore[method-assign]
+    step(model, pacer)
+    assert fake.now - begin_s == pytest.approx(13.0, abs=3 * SLACK_S)
+
+
 # --- nothing else changes ----------------------------------------------------------------------------------------------
 
 
