@@ -86,7 +86,7 @@ def all_reduce_errors(found: Profile, cluster: Cluster) -> list[dict[str, Any]]:
             "worst_error_of_fit": one.fit.worst_error,
         }
         for one in found.collectives
-        if one.kind == "all-reduce"
+        if one.kind == "all-reduce" and one.collective == "ring"
     ]
 
 

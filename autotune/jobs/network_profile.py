@@ -5,18 +5,27 @@ Emulated links pace all-reduces and messages, so only those are measured there; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from autotune.jobs.context import JobContext
 from autotune.profilers.links import ALL_GATHER, ALL_REDUCE, BROADCAST, Side, downlink, uplink
-from autotune.results.store.fits import Source, TransferFit
+from autotune.results.store.fits import Source, TransferFit, TransferRow
 from autotune.results.store.profile import CollectiveProfile, HostLink, LinkProfile
 from autotune.runtime.control.mpi import Control
 from autotune.runtime.probe.link_probe import ProbeBudget, message_rows, pairs_to_measure, sweep
-from autotune.runtime.probe.timed_collectives import AllGather, AllReduce, Broadcast, Exchange, GroupMember
-from autotune.workloads.plan import MIB, TRANSPORTS
+from autotune.runtime.probe.timed_collectives import (
+    NUM_IN_FLIGHT,
+    AllGather,
+    AllReduce,
+    AllReducesInFlight,
+    Broadcast,
+    Exchange,
+    GroupMember,
+)
+from autotune.space.space import configurations
+from autotune.workloads.plan import COLLECTIVES, MIB, TRANSPORTS
 
 T = TypeVar("T")
 
@@ -25,9 +34,11 @@ QUICK_BUDGET = ProbeBudget(
     smallest_bytes=MIB // 16, growth=4, largest_bytes=4 * MIB, longest_s=0.5, loops=5, slow_loops=1
 )
 _MOST_BYTES = 32 * MIB
+_SOFTWARE_BYTES = MIB // 2
+"""Above this size the links take nearly all of the time, and software as much as at this size."""
 _NOT_PACED = "emulated links do not pace it: its time on this machine does not describe the cluster"
 _ALONE = "the job has one rank"
-COLLECTIVES: dict[str, Callable[[GroupMember], Exchange]] = {
+KINDS: dict[str, Callable[[GroupMember], Exchange]] = {
     ALL_REDUCE: AllReduce,
     BROADCAST: Broadcast,
     ALL_GATHER: AllGather,
@@ -60,10 +71,15 @@ class Network:
         """The first that sends from rank to rank."""
         return next((name for name in self.context.transports if TRANSPORTS[name].carries_messages), None)
 
-    def on_group(self, transport: str, measure: Callable[[GroupMember], T]) -> T:
+    def collectives(self, transport: str) -> tuple[str, ...]:
+        """How a search may have its all-reduces carried out: the transport's own comes first."""
+        several = configurations(self.control.size, (transport,), cluster=self.context.cluster)["collectives"]
+        return ("ring", *(name for name in several if COLLECTIVES[name].needs_messages))
+
+    def on_group(self, transport: str, measure: Callable[[GroupMember], T], *, collective: str = "ring") -> T:
         """`measure` on a group of its own, which nothing holds afterwards."""
         device = self.context.rank_context.torch_device
-        with self.context.groups.open(transport, timeout_s=self.timeout_s) as group:
+        with self.context.groups.open(transport, collective=collective, timeout_s=self.timeout_s) as group:
             found = measure(GroupMember(group=group, device=device))
             del group
         return found
@@ -100,30 +116,52 @@ def measure_all_reduces(context: JobContext, control: Control, *, timeout_s: flo
 def measure_collectives(
     network: Network, kinds: Sequence[str] = (), budget: ProbeBudget | None = None
 ) -> tuple[CollectiveProfile, ...]:
-    """Each collective over each transport of the job."""
+    """Each collective over each transport of the job, and all-reduces in each way in which a plan may carry them out."""
     if network.control.size == 1:
         return ()
-    kinds = kinds or ([ALL_REDUCE] if network.is_paced else list(COLLECTIVES))
+    kinds = kinds or ([ALL_REDUCE] if network.is_paced else list(KINDS))
     budget = budget or collective_budget(network.context.graph.param_bytes)
-    found = []
+    found: list[CollectiveProfile] = []
     for transport in network.context.transports:
-        measured = network.on_group(
-            transport,
-            lambda rank_context: [
-                sweep(network.control, COLLECTIVES[kind](rank_context), budget, kind=kind) for kind in kinds
-            ],
-        )
-        found += [
-            CollectiveProfile(
-                kind=kind,
-                transport=transport,
-                num_ranks=network.control.size,
-                fit=TransferFit.measured(rows),
-                rows=tuple(rows),
-            )
-            for kind, rows in zip(kinds, measured, strict=True)
-        ]
+        found += _measure(network, transport, "ring", kinds, budget)
+        for collective in network.collectives(transport)[1:]:
+            found += _measure(network, transport, collective, [ALL_REDUCE], _software_budget(budget))
     return tuple(found)
+
+
+def _measure(
+    network: Network, transport: str, collective: str, kinds: Sequence[str], budget: ProbeBudget
+) -> Iterator[CollectiveProfile]:
+    """All in one group. All-reduces are also timed several at once."""
+
+    def rows(member: GroupMember) -> list[tuple[list[TransferRow], list[TransferRow]]]:
+        return [
+            (
+                sweep(network.control, KINDS[kind](member), budget, kind=kind),
+                sweep(network.control, AllReducesInFlight(member), _software_budget(budget), kind=kind)
+                if kind == ALL_REDUCE
+                else [],
+            )
+            for kind in kinds
+        ]
+
+    measured = network.on_group(transport, rows, collective=collective)
+    for kind, (alone, in_flight) in zip(kinds, measured, strict=True):
+        yield CollectiveProfile(
+            kind=kind,
+            transport=transport,
+            num_ranks=network.control.size,
+            fit=TransferFit.measured(alone),
+            rows=tuple(alone),
+            collective=collective,
+            in_flight=tuple(in_flight),
+            num_in_flight=NUM_IN_FLIGHT if in_flight else 0,
+        )
+
+
+def _software_budget(budget: ProbeBudget) -> ProbeBudget:
+    """For what all-reduces cost beyond their bytes."""
+    return replace(budget, largest_bytes=min(budget.largest_bytes, _SOFTWARE_BYTES))
 
 
 def collective_budget(param_bytes: int) -> ProbeBudget:
@@ -162,7 +200,7 @@ def unavailable(network: Network) -> dict[str, str]:
     """What was not measured, and why."""
     reasons = {}
     if network.control.size == 1:
-        reasons = dict.fromkeys((*COLLECTIVES, "links"), _ALONE)
+        reasons = dict.fromkeys((*KINDS, "links"), _ALONE)
     elif network.link_transport is None:
         reasons["links"] = "messages from rank to rank are timed over gloo or NCCL: name one in --transports"
     elif not network.pairs():

@@ -21,7 +21,8 @@ Predictions and process groups take their shares from here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.simulate.edge_loads import EdgeLoads, by_host, hierarchical_bytes, ring_bytes, shard_bytes
@@ -71,6 +72,14 @@ def all_reduce_rounds(kind: str, num_ranks: int) -> int:
     if kind == "tree":
         return 2 * math.ceil(math.log2(num_ranks))
     return 2 * (num_ranks - 1) if kind == "ring" else 2
+
+
+def num_messages(kind: str, host_of_rank: Sequence[Hashable]) -> int:
+    """What a rank sends in an all-reduce, at most: software costs something for each."""
+    if kind in HIERARCHICAL:
+        sizes = Counter(host_of_rank).values()
+        return 2 * (max(sizes) - 1) + 2 * (len(sizes) - 1)
+    return 2 * (len(host_of_rank) - 1)
 
 
 def ring_loads(host_of_rank: Sequence[int], num_bytes: float) -> list[Load]:

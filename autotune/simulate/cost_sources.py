@@ -3,29 +3,29 @@
 A profiled device costs what its profile measured. A device with a stated speed costs what the roofline of its datasheet
 gives (`autotune.simulate.roofline`). A device with neither is an error. The overhead of a collective beyond the bytes on
 its links (software, memory copies, wake-ups) is the measured time minus the link time, so a prediction for other
-links keeps the overhead and replaces the link time.
+links keeps the overhead and replaces the link time. What each of several all-reduces in flight adds to the time of one
+is paid one after another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from autotune.results.store.fits import Fit, Source, TransferFit, WorkFit
 from autotune.results.store.forecast import Origin
 from autotune.results.store.profile import CollectiveProfile, Profile, RankProfile
-from autotune.simulate.collectives import all_reduce_latency_s, all_reduce_rounds
+from autotune.simulate.collectives import all_reduce_latency_s, num_messages, sum_phases
 from autotune.simulate.cost_tables import Costs, Lines, OpTimes, PassTimes, Points, ShardedTimes, TransportCosts
-from autotune.simulate.edge_loads import ring_bytes
 from autotune.simulate.link_sources import profiled_cluster, with_links
 from autotune.simulate.roofline import OpLine, compute_s, stated_line
 from autotune.workloads.cluster import Cluster, Device
 from autotune.workloads.errors import SpecError
 from autotune.workloads.graph import Op, OpGraph
-from autotune.workloads.plan import TRANSPORTS
-from autotune.workloads.topology import flat_ring
+from autotune.workloads.plan import COLLECTIVES, TRANSPORTS, CommPlan
+from autotune.workloads.plan.choices import HIERARCHICAL
 
 DATASHEET = "datasheet"
 _PAIR = 2
@@ -37,7 +37,7 @@ def cost_model(graph: OpGraph, cluster: Cluster, profiles: Sequence[Profile] = (
     _refuse_unknown(cluster, ranks)
     linked = with_links(cluster, profiles)
     times = _pass_times(graph, cluster, ranks)
-    transports, transport_origins, notes = _transports(linked, profiles)
+    all_reduces = _all_reduces(linked, profiles)
     codecs = sorted({codec.name for profile in ranks if profile is not None for codec in profile.codecs})
     return Costs(
         cluster=linked,
@@ -48,15 +48,16 @@ def cost_model(graph: OpGraph, cluster: Cluster, profiles: Sequence[Profile] = (
         update=_lines([profile.optimizer if profile else None for profile in _filled(ranks)]),
         encode={name: _codec_lines(_filled(ranks), name, "encode") for name in codecs},
         decode={name: _codec_lines(_filled(ranks), name, "decode") for name in codecs},
-        transports=transports,
-        origins=(*_device_origins(cluster, ranks, profiles), *_link_origins(cluster, linked), *transport_origins),
+        transports=all_reduces.own,
+        made_of_messages=all_reduces.made_of_messages,
+        origins=(*_device_origins(cluster, ranks, profiles), *_link_origins(cluster, linked), *all_reduces.origins),
         ranges=tuple((profile.compute.low, profile.compute.high) if profile else (0.0, np.inf) for profile in ranks),
         memory_fixed_bytes=tuple(
             profile.memory.fixed_bytes if profile and profile.memory else None for profile in ranks
         ),
         serialized_links=cluster.paces_links,
         sharded=_sharded(graph, cluster, ranks),
-        notes=notes,
+        notes=tuple(all_reduces.notes),
     )
 
 
@@ -201,35 +202,44 @@ def _codec_lines(ranks: Sequence[RankProfile | None], name: str, side: str) -> L
     )
 
 
-def _transports(
-    cluster: Cluster, profiles: Sequence[Profile]
-) -> tuple[dict[str, TransportCosts], list[Origin], tuple[str, ...]]:
-    found: dict[str, TransportCosts] = {}
-    origins, notes = [], []
+@dataclass(slots=True)
+class _AllReduces:
+    """What all-reduces cost beyond their bytes, and where that comes from."""
+
+    own: dict[str, TransportCosts] = field(default_factory=dict)
+    """By transport: its own."""
+    made_of_messages: dict[tuple[str, str], TransportCosts] = field(default_factory=dict)
+    origins: list[Origin] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def _all_reduces(cluster: Cluster, profiles: Sequence[Profile]) -> _AllReduces:
+    found = _AllReduces()
     for profile in profiles:
         for measured in profile.collectives:
-            if measured.kind != "all-reduce" or measured.transport in found:
+            key = measured.transport, measured.collective
+            if measured.kind != "all-reduce" or measured.collective not in COLLECTIVES:
                 continue
-            found[measured.transport] = _transport(measured, profile, cluster)
-            what = f"all-reduce over {measured.transport}"
-            source = f"measured on {measured.num_ranks} ranks of {profile.cluster} ({profile.label})"
-            origins.append(
-                Origin(
-                    what=what,
-                    source=source,
-                    low=measured.fit.low,
-                    high=measured.fit.high,
-                    worst_error=measured.fit.worst_error,
+            if measured.collective != "ring":
+                found.made_of_messages.setdefault(key, _transport(measured, profile, cluster))
+            elif measured.transport not in found.own:
+                found.own[measured.transport] = _transport(measured, profile, cluster)
+                what = f"all-reduce over {measured.transport}"
+                source = f"measured on {measured.num_ranks} ranks of {profile.cluster} ({profile.label})"
+                fit = measured.fit
+                found.origins.append(
+                    Origin(what=what, source=source, low=fit.low, high=fit.high, worst_error=fit.worst_error)
                 )
-            )
-            if measured.num_ranks != len(cluster.devices):
-                notes.append(f"{what}: measured on {measured.num_ranks} ranks, predicted for {len(cluster.devices)}")
-    if not found:
-        origins.append(Origin(what="all-reduce", source=f"{DATASHEET}: bytes over links, no software"))
-        notes.append(
+                if measured.num_ranks != len(cluster.devices):
+                    found.notes.append(
+                        f"{what}: measured on {measured.num_ranks} ranks, predicted for {len(cluster.devices)}"
+                    )
+    if not found.own:
+        found.origins.append(Origin(what="all-reduce", source=f"{DATASHEET}: bytes over links, no software"))
+        found.notes.append(
             "what a message costs beyond its bytes: small buckets look better than they are; `autotune profile` measures it"
         )
-    return found, origins, tuple(notes)
+    return found
 
 
 def _transport(measured: CollectiveProfile, profile: Profile, cluster: Cluster) -> TransportCosts:
@@ -237,26 +247,35 @@ def _transport(measured: CollectiveProfile, profile: Profile, cluster: Cluster) 
     rows: list[tuple[float, float]] = [(row.num_bytes, row.seconds) for row in measured.rows]
     if not rows:
         rows = [(size, measured.fit.seconds(size)) for size in (measured.fit.low, measured.fit.high)]
-    profiled = profiled_cluster(profile, cluster)
-    then, now = (all_reduce_rounds("ring", count) for count in (measured.num_ranks, len(cluster.devices)))
+    kind, profiled = measured.collective, profiled_cluster(profile, cluster)
+    hosts = [rank.host for rank in profile.ranks] if kind in HIERARCHICAL else range(measured.num_ranks)
+    then, now = num_messages(kind, hosts), num_messages(kind, cluster.host_of_rank)
     # A measured latency includes software: subtract no more of it than the links of `cluster` add again.
-    latency_s = min(_round_s(profiled, then), _round_s(cluster, now)) * then
-    overhead = [max(seconds - size * _link_s_per_byte(profiled) - latency_s, 0.0) for size, seconds in rows]
+    latency_s = min(_round_s(kind, profiled, then), _round_s(kind, cluster, now)) * then
+    scale, per_byte_s = now / then if then else 1.0, _link_s_per_byte(kind, profiled)
+    overhead = [max(seconds - size * per_byte_s - latency_s, 0.0) for size, seconds in rows]
+    alone_s, several = dict(rows), measured.num_in_flight
+    serial = [
+        (row.num_bytes, max(row.seconds * several - alone_s[row.num_bytes], 0.0) / (several - 1))
+        for row in measured.in_flight
+        if row.num_bytes in alone_s and several > 1
+    ]
     return TransportCosts(
         sizes=np.array([size for size, _ in rows], np.float64),
-        overhead_s=np.array(overhead) * (now / then if then else 1.0),
+        overhead_s=np.array(overhead) * scale,
         slots=TRANSPORTS[measured.transport].num_slots if measured.transport in TRANSPORTS else 1,
+        serial_sizes=np.array([size for size, _ in serial], np.float64),
+        serial_s=np.array([seconds for _, seconds in serial]) * scale,
     )
 
 
-def _round_s(cluster: Cluster, rounds: int) -> float:
-    return all_reduce_latency_s("ring", cluster) / rounds if rounds else 0.0
+def _round_s(kind: str, cluster: Cluster, messages: int) -> float:
+    return all_reduce_latency_s(kind, cluster) / messages if messages else 0.0
 
 
-def _link_s_per_byte(cluster: Cluster) -> float:
-    """Seconds that a byte of a ring takes on the tightest link."""
-    topology = cluster.topology
-    return topology.busy_s(ring_bytes(topology, flat_ring(topology), 1.0))
+def _link_s_per_byte(kind: str, cluster: Cluster) -> float:
+    """Seconds that a byte takes on the tightest link of each phase."""
+    return sum(cluster.topology.busy_s(phase) for phase in sum_phases(CommPlan(collective=kind), cluster, 1.0))
 
 
 def _device_origins(cluster: Cluster, ranks: Sequence[RankProfile | None], profiles: Sequence[Profile]) -> list[Origin]:

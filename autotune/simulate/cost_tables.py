@@ -101,6 +101,9 @@ class TransportCosts:
     """At each of the sizes; interpolated between them, extrapolated with the slope of the last two."""
     slots: int = 1
     """Concurrent collectives of the transport."""
+    serial_sizes: Floats = field(default_factory=lambda: np.zeros(0))
+    serial_s: Floats = field(default_factory=lambda: np.zeros(0))
+    """The part of the overhead that all-reduces in flight pay one after another, at each of these sizes; constant beyond."""
 
     def overhead(self, num_bytes: Floats) -> Floats:
         inside: Floats = np.interp(num_bytes, self.sizes, self.overhead_s)
@@ -109,6 +112,13 @@ class TransportCosts:
         slope = (self.overhead_s[-1] - self.overhead_s[-2]) / (self.sizes[-1] - self.sizes[-2])
         beyond: Floats = np.maximum(num_bytes - self.sizes[-1], 0.0)
         return inside + max(float(slope), 0.0) * beyond
+
+    def serial(self, num_bytes: Floats) -> Floats:
+        """No more than the overhead."""
+        if not len(self.serial_sizes):
+            return np.zeros(len(num_bytes))
+        part: Floats = np.interp(num_bytes, self.serial_sizes, self.serial_s)
+        return np.minimum(part, self.overhead(num_bytes))
 
 
 NO_OVERHEAD = TransportCosts(sizes=np.zeros(1), overhead_s=np.zeros(1))
@@ -170,6 +180,7 @@ class Costs:
     encode: Mapping[str, Lines]
     decode: Mapping[str, Lines]
     transports: Mapping[str, TransportCosts]
+    """All-reduces of the transports themselves."""
     origins: tuple[Origin, ...]
     ranges: tuple[tuple[float, float], ...]
     """Per rank: the least and most samples of the measurement."""
@@ -179,7 +190,14 @@ class Costs:
     """Emulated links serialize transfers; real links share their bandwidth."""
     sharded: Mapping[int, ShardedTimes] = field(default_factory=dict)
     """By degree of tensor parallelism."""
+    made_of_messages: Mapping[tuple[str, str], TransportCosts] = field(default_factory=dict)
+    """By transport and collective: all-reduces that we carry out by messages, where they were measured."""
     notes: tuple[str, ...] = field(default=())
+
+    def all_reduce(self, transport: str, collective: str) -> TransportCosts:
+        """What was not measured costs as much as the transport's own."""
+        own = self.transports.get(transport, NO_OVERHEAD)
+        return self.made_of_messages.get((transport, collective), own)
 
     def passes(self, samples: Floats, degree: int = 1) -> tuple[Floats, Floats]:
         """Seconds of every op on every rank, forward and backward; where `degree` devices share each op, of one of them.

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 
 from autotune.simulate.collectives import all_reduce_latency_s, sum_phases
-from autotune.simulate.cost_tables import NO_OVERHEAD, Costs, Lines
+from autotune.simulate.cost_tables import Costs, Lines
 from autotune.simulate.data_parallel import FusionBuffers
 from autotune.simulate.edge_loads import EdgeLoads, gather_bytes
 from autotune.simulate.factors import factor_bytes
@@ -129,6 +129,13 @@ class FusionBufferMaker:
         rows = self._sums(sends) if _only_sums(sends) else self._mixed(sends)
         if is_scheduled:
             rows = rows.ordered(np.argsort(-rows.first_op, kind="stable"))
+        costs = self._costs.all_reduce(comm.transport, comm.collective)
+        serial_s = costs.serial(rows.wire_bytes)
+        load_link, load_bytes = self._sum_per_byte(comm)[0], rows.loads
+        if serial_s.any():  # a phase of its own, which transfers pass one after another
+            load_link = np.concatenate([np.array([len(self._topology.edges), -1], np.int64), load_link])
+            own = np.stack([rows.num_sums * serial_s, np.zeros(len(serial_s))], axis=1)
+            load_bytes = np.ascontiguousarray(np.concatenate([own, load_bytes], axis=1))
         return FusionBuffers(
             wire_bytes=rows.wire_bytes,
             gradient_bytes=rows.gradient_bytes,
@@ -140,10 +147,10 @@ class FusionBufferMaker:
             priority=rows.first_op
             if is_scheduled and comm.priority == Priority.LAYER
             else np.arange(len(rows.first_op)),
-            fixed_s=rows.num_sums * self._costs.transports.get(comm.transport, NO_OVERHEAD).overhead(rows.wire_bytes),
+            fixed_s=rows.num_sums * (costs.overhead(rows.wire_bytes) - serial_s),
             latency_s=rows.num_rounds * self._latency_s(comm.collective),
-            load_link=self._sum_per_byte(comm)[0],
-            load_bytes=rows.loads,
+            load_link=load_link,
+            load_bytes=load_bytes,
         )
 
     def _sums(self, sends: Sends) -> _Rows:
@@ -301,8 +308,8 @@ def phase_columns(phases: Sequence[EdgeLoads], num_edges: int) -> tuple[Ints, Fl
 
 
 def link_speeds(topology: Topology) -> Floats:
-    """Bytes per second of every edge."""
-    return np.array([edge.bytes_per_s for edge in topology.edges], np.float64)
+    """Bytes per second of every edge; then, as if it were another one, seconds of the software of all-reduces per second."""
+    return np.array([*(edge.bytes_per_s for edge in topology.edges), 1.0], np.float64)
 
 
 def codec_s(costs: Costs, plan: Plan, buffers: FusionBuffers, samples: Floats) -> tuple[Floats, Floats]:

@@ -92,7 +92,7 @@ def warnings(profile: Profile) -> list[str]:
             found.append(f"rank {rank.rank}: this machine is too slow for the emulated device: state a slower one")
     transfers: list[tuple[str, Sequence[TransferRow]]] = [
         *((f"{link.from_host} to {link.to_host}", link.rows) for link in profile.links),
-        *((f"{one.kind} over {one.transport}", one.rows) for one in profile.collectives),
+        *((_what(one), one.rows) for one in profile.collectives),
     ]
     for name, rows in transfers:
         if wrong := sum(row.num_wrong for row in rows):
@@ -101,7 +101,7 @@ def warnings(profile: Profile) -> list[str]:
 
 
 def _show_collective(console: Console, collective: CollectiveProfile) -> None:
-    title = f"{collective.kind} over {collective.transport}, {collective.num_ranks} ranks"
+    title = f"{_what(collective)}, {collective.num_ranks} ranks"
     _table(console, title, COLLECTIVE, collective.rows)
     fit = collective.fit
     _note(
@@ -109,6 +109,17 @@ def _show_collective(console: Console, collective: CollectiveProfile) -> None:
         f"fit: {_us(fit.latency_s)} us + size / {_bandwidth(fit)}, worst error {format_percent(fit.worst_error)}, "
         f"{format_bytes(fit.low)} to {format_bytes(fit.high)}",
     )
+    if collective.in_flight:
+        smallest = collective.in_flight[0]
+        _note(
+            console,
+            f"{collective.num_in_flight} of {format_bytes(smallest.num_bytes)} in flight: {_us(smallest.seconds)} us each",
+        )
+
+
+def _what(collective: CollectiveProfile) -> str:
+    how = "" if collective.collective == "ring" else f" by {collective.collective}"
+    return f"{collective.kind}{how} over {collective.transport}"
 
 
 def _table(console: Console, title: str, columns: Sequence[Column[Row]], rows: Sequence[Row]) -> None:

@@ -52,6 +52,11 @@ class CollectiveProfile:
     num_ranks: int
     fit: TransferFit
     rows: tuple[TransferRow, ...] = ()
+    collective: str = "ring"
+    """How an all-reduce is carried out, as in a plan's `comm.collective`."""
+    in_flight: tuple[TransferRow, ...] = ()
+    """Of all-reduces: seconds of each of `num_in_flight` that were posted together."""
+    num_in_flight: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,8 +182,9 @@ class Profile:
     def link(self, from_host: str, to_host: str) -> LinkProfile | None:
         return next((link for link in self.links if (link.from_host, link.to_host) == (from_host, to_host)), None)
 
-    def collective(self, kind: str, transport: str) -> CollectiveProfile | None:
-        return next((one for one in self.collectives if (one.kind, one.transport) == (kind, transport)), None)
+    def collective(self, kind: str, transport: str, collective: str = "ring") -> CollectiveProfile | None:
+        wanted = kind, transport, collective
+        return next((one for one in self.collectives if (one.kind, one.transport, one.collective) == wanted), None)
 
 
 def joint_fingerprint(workload_fingerprint: str, cluster_fingerprint: str) -> str:

@@ -79,7 +79,11 @@ def test_a_profile_is_measured_shown_and_kept(tmp_path: Path) -> None:
     assert [op.name for op in found.ranks[0].ops] == [*"012345", "(model)", "(loss)"]
     assert all(rank.compute.per_sample_s > 0 and rank.memory is not None for rank in found.ranks)
     assert {(link.from_host, link.to_host) for link in found.links} == {("a", "b"), ("b", "a")}
-    assert [(one.kind, one.transport) for one in found.collectives] == [("all-reduce", "gloo")]
+    assert [(one.kind, one.transport, one.collective) for one in found.collectives] == [
+        ("all-reduce", "gloo", "ring"),
+        ("all-reduce", "gloo", "shards"),
+    ]
+    assert all(one.num_in_flight > 1 and one.in_flight for one in found.collectives)
     assert set(found.unavailable) == {"broadcast", "all-gather"}
     every = [*(link.rows for link in found.links), *(one.rows for one in found.collectives)]
     assert all(row.num_wrong == 0 and row.seconds > 0 for rows in every for row in rows)

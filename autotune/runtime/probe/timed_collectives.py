@@ -8,7 +8,7 @@ zeros, which an in-place all-reduce does not change.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ ANSWER_BYTES = ELEMENT_BYTES
 _LEAD_IN = 2**18
 """A loop begins with an untimed exchange of at most this many elements: it synchronizes the ranks, and uses up what a token
 bucket has saved while nothing was sent."""
+NUM_IN_FLIGHT = 8
 _DATA_TAG, _ANSWER_TAG = 1, 2
 _PERIOD = 7
 """Test values repeat 1 to this number: small integers, whose sums are exact in float32."""
@@ -135,6 +136,21 @@ class AllReduce:
 
     def _run(self, data: Tensor) -> None:
         self._member.group.allreduce([data], dist.AllreduceOptions()).wait()
+
+
+class AllReducesInFlight(AllReduce):
+    """Several all-reduces that are posted together; the time is that of each. What their software does one after another takes
+    as long as alone; what it does side by side, and latencies, take less.
+    """
+
+    def loop(self, num_bytes: int, count: int) -> float:
+        arrays = [self._member.zeros(num_bytes // ELEMENT_BYTES) for _ in range(NUM_IN_FLIGHT)]
+        self._run(arrays[0][:_LEAD_IN])
+        return _timed(self._member, lambda: self._run_together(arrays), count) / NUM_IN_FLIGHT
+
+    def _run_together(self, arrays: Sequence[Tensor]) -> None:
+        for work in [self._member.group.allreduce([array], dist.AllreduceOptions()) for array in arrays]:
+            work.wait()
 
 
 class AllGather:
