@@ -100,3 +100,10 @@ def test_what_is_not_measured_is_listed_with_the_reason() -> None:
 @pytest.mark.parametrize(("cluster", "num_pairs"), [(MIXED, 12), (PAIRS, 2), (load_cluster("this-machine"), 2)])
 def test_pairs_between_hosts_and_within_them_only_where_links_are_real(cluster: Cluster, num_pairs: int) -> None:
     assert len(network(cluster).pairs()) == num_pairs
+
+
+def test_all_reduces_are_measured_in_every_way_in_which_a_search_may_carry_them_out() -> None:
+    flat, several = network(MIXED), network(PAIRS)
+    assert flat.collectives("gloo") == ("ring", "shards")
+    assert several.collectives("gloo") == ("ring", "shards", "hierarchical", "hierarchical-shards")
+    assert several.collectives("mpi") == ("ring",)

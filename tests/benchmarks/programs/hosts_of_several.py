@@ -4,7 +4,8 @@
     autotune lab run --name hosts -- PYTHON tests/benchmarks/programs/hosts_of_several.py CLUSTER.toml OUT.json
 
 A tensor is summed whole, and cut into several that are in flight together, as partitions of a plan are: then the phases of a
-hierarchical sum overlap. Rank 0 writes the times, their ratios to the ring's with intervals, and the closed forms.
+hierarchical sum overlap. Rank 0 writes the times, their ratios to the ring's with intervals, and the closed forms, after each
+number of tensors in flight.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from autotune.workloads.cluster import Cluster, load_cluster
 from autotune.workloads.plan import CommPlan
 
 COLLECTIVES = ("ring", "shards", "hierarchical", "hierarchical-shards")
-NUM_BYTES, ROUNDS = 10_000_000, 8
+NUM_BYTES, ROUNDS = 4_000_000, 8
 IN_FLIGHT = (1, 4, 8)
 """Into how many tensors the bytes are cut."""
 
@@ -101,26 +102,34 @@ def main() -> None:
         del group  # nothing may hold a group that is to be closed
         for count in IN_FLIGHT:
             found[str(count)] = compared(cluster, count, take_turns(control, groups, count))
+            if control.is_leader:
+                keep(cluster, found)
+                show(count, found[str(count)])
         groups.clear()
-    if control.is_leader:
-        kept = {
-            "command": "nox -s hierarchical",
-            "label": cluster.label,
-            "environment": describe_environment(),
-            "cluster": cluster.name,
-            "num_bytes": NUM_BYTES,
-            "rounds": ROUNDS,
-            "tensors_in_flight": found,
-        }
-        write_json(Path(sys.argv[2]), kept)
-        for count, of in found.items():
-            for name, one in of.items():
-                times = one["times_faster_than_ring"]
-                sys.stdout.write(
-                    f"{count:>2} in flight  {name:20} {one['median_s']:.3f} s (closed form {one['closed_form_s']:.3f} s)  "
-                    f"{times['value']:.2f}x ({times['low']:.2f}-{times['high']:.2f})\n"
-                )
     control.share(None)
+
+
+def keep(cluster: Cluster, found: dict[str, Any]) -> None:
+    kept = {
+        "command": "nox -s hierarchical",
+        "label": cluster.label,
+        "environment": describe_environment(),
+        "cluster": cluster.name,
+        "num_bytes": NUM_BYTES,
+        "rounds": ROUNDS,
+        "tensors_in_flight": found,
+    }
+    write_json(Path(sys.argv[2]), kept)
+
+
+def show(count: int, found: dict[str, Any]) -> None:
+    for name, one in found.items():
+        times = one["times_faster_than_ring"]
+        sys.stdout.write(
+            f"{count:>2} in flight  {name:20} {one['median_s']:.3f} s (closed form {one['closed_form_s']:.3f} s)  "
+            f"{times['value']:.2f}x ({times['low']:.2f}-{times['high']:.2f})\n"
+        )
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

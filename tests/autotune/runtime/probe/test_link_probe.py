@@ -11,7 +11,16 @@ import torch
 from autotune.results.store.fits import TransferFit
 from autotune.runtime.control.mpi import Control
 from autotune.runtime.probe.link_probe import ProbeBudget, message_rows, pairs_to_measure, sweep
-from autotune.runtime.probe.timed_collectives import AllGather, AllReduce, Broadcast, Exchange, GroupMember, Message
+from autotune.runtime.probe.timed_collectives import (
+    NUM_IN_FLIGHT,
+    AllGather,
+    AllReduce,
+    AllReducesInFlight,
+    Broadcast,
+    Exchange,
+    GroupMember,
+    Message,
+)
 
 GBIT = 125e6
 BUDGET = ProbeBudget()
@@ -203,3 +212,29 @@ def test_sizes_are_whole_elements_and_as_many_for_each_rank(kind: str) -> None:
     assert whole.size_of(1) >= 4
     for num_bytes in (1, 7, 1000, 1001):
         assert whole.size_of(num_bytes) % (8 if kind == "all-gather" else 4) == 0
+
+
+def test_all_reduces_in_flight_are_posted_before_any_is_waited_for() -> None:
+    """The time is that of each: eight posted together take as long as the group takes for them."""
+    posted: list[int] = []
+    waited: list[int] = []
+
+    class Work:
+        def wait(self) -> None:
+            waited.append(len(posted))
+
+    class Group:
+        def rank(self) -> int:
+            return 0
+
+        def size(self) -> int:
+            return 1
+
+        def allreduce(self, tensors: list[torch.Tensor], _: Any) -> Work:
+            posted.append(tensors[0].nbytes)
+            return Work()
+
+    member = GroupMember(group=cast("Any", Group()), device=torch.device("cpu"))
+    assert AllReducesInFlight(member).loop(4096, 2) > 0
+    assert posted == [4096] * (1 + 2 * NUM_IN_FLIGHT)
+    assert waited == [1, *[1 + NUM_IN_FLIGHT] * NUM_IN_FLIGHT, *[1 + 2 * NUM_IN_FLIGHT] * NUM_IN_FLIGHT]
