@@ -39,6 +39,7 @@ def choose_plan(
             f"this plan is for {wanted} ranks, the job has {num_ranks}: start `mpirun -n {wanted} python script.py`, or "
             f"sweep with --ranks {num_ranks}"
         )
+    _check_every_rank_trains(plan)
     if global_batch is not None and global_batch != plan.global_batch:
         plan = replace(plan, batch=replace(plan.batch, samples=_resplit(plan.batch.samples, global_batch)))
     return plan, kept
@@ -75,16 +76,22 @@ def check_script_plan(plan: Plan, num_ranks: int, *, allow_lossy: bool) -> None:
         )
     plan.validate(num_ranks=num_ranks, global_batch=sum(samples))
     plan.check_runnable()
-    if min(samples) < 1:
-        raise SpecError(
-            f"the plan gives a rank no samples ({list(samples)}): a training script needs one at least on every rank; "
-            f"start it on ranks {name_of(plan.used_ranks)} only, with the plan's samples of these, or use `autotune train`"
-        )
+    _check_every_rank_trains(plan)
     if not plan.is_lossless and not allow_lossy:
         what = "reducer 'averaged'" if plan.comm.reducer == ReducerKind.AVERAGED else f"codec {_lossy(plan)!r}"
         raise SpecError(
             f"the plan's {what} changes what is computed, and no quality guard watches a training script: pass "
             "allow_lossy=True to accept that, or sweep without --allow-lossy"
+        )
+
+
+def _check_every_rank_trains(plan: Plan) -> None:
+    """A script's loop, its checkpoints and its metrics run on all ranks."""
+    samples = plan.batch.samples
+    if not plan.is_placed and min(samples) < 1:
+        raise SpecError(
+            f"the plan gives a rank no samples ({list(samples)}): a training script needs one at least on every rank; "
+            f"start it on ranks {name_of(plan.used_ranks)} only, with the plan's samples of these, or use `autotune train`"
         )
 
 

@@ -20,6 +20,7 @@ PLANS = {
         comm=CommPlan(reducer="scheduled", partition_bytes=4096, credit_bytes=8192, crosses_steps=True),
         compression=CompressionPlan(factors=("2",)),
     ),
+    "left out": Plan(batch=BatchPlan(samples=(64, 0))),
     "buckets": Plan(batch=BatchPlan(samples=(20, 44)), comm=CommPlan(bucket_bytes=4096)),
 }
 
@@ -55,6 +56,15 @@ def test_the_example_trains_the_same_model_on_one_rank_and_on_two(name: str, tmp
     alone = run(tmp_path, "one")
     assert alone < 0.1
     assert run(tmp_path, name) == pytest.approx(alone, rel=1e-3)
+
+
+@pytest.mark.mpi
+def test_a_plan_that_leaves_a_rank_out_is_one_message(tmp_path: Path) -> None:
+    env = {"PYTHONPATH": f"{ROOT}:{EXAMPLES}"}
+    done = mpirun(2, str(EXAMPLES / "own_script.py"), plan_file(tmp_path, "left out"), cwd=tmp_path, env=env)
+    assert done.code == 1, done.err
+    assert len(done.errors) == 1, done.err
+    assert "gives a rank no samples ([64, 0])" in done.errors[0]
 
 
 FAILING = """

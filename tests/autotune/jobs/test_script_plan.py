@@ -55,6 +55,14 @@ def test_another_batch_is_divided_in_the_plans_proportions(batch: int, samples: 
     assert choose_plan(PLAN, batch, 2)[0].batch.samples == samples
 
 
+@pytest.mark.parametrize("batch", [None, 16, 32])
+def test_a_plan_that_leaves_a_rank_out_is_refused_and_not_divided_anew(batch: int | None) -> None:
+    """Another batch would give that rank samples without a word."""
+    left_out = replace(PLAN, batch=BatchPlan(samples=(16, 0)))
+    with pytest.raises(SpecError, match=r"gives a rank no samples \(\[16, 0\]\).*start it on ranks 0 only"):
+        choose_plan(left_out, batch, 2)
+
+
 def test_a_file_comes_with_what_it_was_made_for(tmp_path: Path) -> None:
     write_json(tmp_path / "plan.json", kept())
     plan, found = choose_plan(tmp_path / "plan.json", None, 2)
