@@ -107,7 +107,7 @@ def _place(race: Race, entrant: Entrant) -> Place:
         samples_per_s=race.workload.global_batch / entrant.step_s,
         vs_peer=_against(peer, entrant),
         vs_kind=_against(same_kind, entrant),
-        fraction_of_limit=race.limit.step_s / entrant.step_s if race.limit and entrant.plan.pipeline is None else None,
+        fraction_of_limit=race.limit.share(entrant.plan, entrant.step_s) if race.limit else None,
         cpu_s_per_step=sum(rank.cpu_s for rank in entrant.ranks),
         tuning_steps=entrant.tried[-1].num_steps if entrant.tried else 0,
         steps_to_near_best=_steps_to_near_best(race, entrant),

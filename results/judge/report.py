@@ -152,7 +152,7 @@ def _standing(info: StudyInfo, name: str, plan: Plan, step_s: float, ranks: tupl
         step_s=step_s,
         samples_per_s=info.workload.global_batch / step_s,
         cpu_s_per_step=sum(rank.cpu_s for rank in ranks) if ranks else None,
-        fraction_of_limit=info.limit.step_s / step_s if info.limit and plan.pipeline is None else None,
+        fraction_of_limit=info.limit.share(plan, step_s) if info.limit else None,
         ranks=ranks,
     )
 

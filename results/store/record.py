@@ -174,6 +174,10 @@ class Limit:
     def step_s(self) -> float:
         return max(self.compute_s, self.network_s, self.path_s)
 
+    def share(self, plan: Plan, step_s: float) -> float | None:
+        """How close a plan comes to it, 0 to 1. None where ranks hold parts of the model: such plans are not bound by it."""
+        return None if plan.is_placed else self.step_s / step_s
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyInfo:

@@ -13,7 +13,7 @@ from autotune.jobs.predict import Predictor, make_predictors
 from autotune.jobs.question import Question
 from autotune.results.store.record import BestPlan
 from autotune.results.store.store import write_json
-from autotune.workloads.plan import BatchPlan, PipelinePlan, Plan
+from autotune.workloads.plan import BatchPlan, PipelinePlan, Plan, default_plan
 from tests.mpi.launch import autotune
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -84,6 +84,39 @@ def test_a_plan_with_stages_trains_and_its_prediction_stands_beside_it(
         assert found["peak_memory_bytes"] == pytest.approx(rank["peak_memory_bytes"], rel=0.1)
     assert (report["accuracy"] is not None) == (workload == "digits")
     assert {part["rank"] for part in report["breakdown"]["ranks"]} == {0, 1, 2}
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_stages_that_the_search_proposes_train_as_the_whole_model(tmp_path: Path) -> None:
+    """On hosts of several ranks: the best plan, whose stages have replicas with uneven shares, and one that leaves a rank out."""
+    predictor = predictor_of("gpt-tiny", "two-hosts-of-two", 4, tmp_path)
+    proposed = sorted(predictor.staged(("gloo",)).plans, key=predictor.simulator.step_s)
+    best, without_one = proposed[0], next(plan for plan in proposed if 0 in plan.batch.samples)
+    assert best.pipeline is not None
+    assert max(map(len, best.pipeline.stage_ranks)) > 1
+    assert len(set(best.batch.samples)) > 1
+    even_split = default_plan((predictor.total // 4,) * 4)
+    losses = []
+    for name, plan in (("whole", even_split), ("best", best), ("without one", without_one)):
+        write_plan(predictor, plan, tmp_path / f"{name}.json")
+        arguments = (
+            "--cluster",
+            "two-hosts-of-two",
+            "--plan",
+            f"{name}.json",
+            "--steps",
+            "4",
+            "--rounds",
+            "1",
+            "--json",
+        )
+        done = autotune(4, "train", "--workload", "gpt-tiny", *arguments, cwd=tmp_path)
+        assert done.code == 0, done.err
+        losses.append(json.loads(done.out)["losses"])
+    assert losses[0][-1] < losses[0][0]
+    for found in losses[1:]:
+        assert found == pytest.approx(losses[0], rel=1e-5)
 
 
 @pytest.mark.mpi
