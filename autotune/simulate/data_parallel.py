@@ -1,7 +1,8 @@
 """A data-parallel step as tasks, in compiled loops: thousands of plans a second need the expansion as fast as the run.
 
 The tasks of a rank in a step, in order: load data, forward op by op, backward op by op (a fusion buffer is encoded when
-its last gradient is ready), decode, update. A fusion buffer is one transfer: a bucket, or a partition of a buffer. Its
+its last gradient is ready), decode, update. Buffers of a schedule are decoded as soon as they have arrived, between backward ops
+as well; buckets after the backward pass. A fusion buffer is one transfer: a bucket, or a partition of a buffer. Its
 transfer starts when it is ready on every rank. Without cross-step overlap, the update starts after all transfers. With it,
 each buffer is updated when its transfer completes, and the next step's forward ops wait for the buffers of their parameters.
 
@@ -103,6 +104,7 @@ def expand(costs: StepCosts, buffers: FusionBuffers, layout: Layout) -> Tasks:
         layout.num_steps,
         layout.crosses_steps,
         layout.coded,
+        layout.decodes_early,
         layout.num_between,
         layout.per_rank,
         layout.per_step,
@@ -185,6 +187,7 @@ def _expand(
     num_steps,
     crosses_steps,
     coded,
+    decodes_early,
     num_between,
     per_rank,
     per_step,
@@ -265,10 +268,14 @@ def _expand(
                 for buffer in range(num_buffers):
                     code = decode + buffer
                     seconds[code] = decode_s[rank, buffer]
-                    source[edges], target[edges] = last, code
                     source[edges + 1], target[edges + 1] = sends + buffer, code
+                    if decodes_early:
+                        priority[code] = buffer_priority[buffer] - num_buffers
+                        source[edges], target[edges] = code, update
+                    else:
+                        source[edges], target[edges] = last, code
+                        last = code
                     edges += 2
-                    last = code
             if not crosses_steps:
                 seconds[update] = update_s[rank]
                 source[edges], target[edges] = last, update

@@ -41,6 +41,8 @@ class Layout:
     """Cross-step overlap: each fusion buffer is updated by itself, and the next step starts before all are completed."""
     coded: bool
     """Gradients are encoded and decoded."""
+    decodes_early: bool = False
+    """They are decoded as they arrive, not after the backward pass. With cross-step overlap they always are."""
     accumulates: bool = False
     """A step has more than one pass."""
 

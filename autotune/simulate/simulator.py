@@ -195,6 +195,7 @@ class Simulator:
             num_steps=_OVERLAPPED_STEPS if crosses_steps else 1,
             crosses_steps=crosses_steps,
             coded=set(plan.compression.codecs) != {"none"} or bool(plan.compression.factors),
+            decodes_early=plan.comm.is_scheduled,
             accumulates=self._loop_of(plan).accumulate > 1,
         )
         costs = self._step_costs(plan, buffers, coded=layout.coded)

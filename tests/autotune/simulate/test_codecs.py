@@ -49,6 +49,17 @@ def test_products_of_factors_cost_the_same_by_datasheet_and_by_profile() -> None
     assert profiled.step_s(plan) == pytest.approx(stated.step_s(plan), rel=1e-9)
 
 
+def test_what_is_rebuilt_during_the_backward_pass_delays_it() -> None:
+    """Three ops; the last one's factors arrive while rank 1 is at the second op (15 to 21 s). Its product (1 s) comes before the
+    first op's backward pass, which ends at 28 s instead of 27, and whose sum takes 1 s.
+    """
+    graph = simulator_of(kinds=("Linear",) * 3).graph
+    found = make_simulator(graph, make_cluster([1e7, 1e7]), 4)
+    assert found.step_s(scheduled(CompressionPlan(), partition_bytes=10 * MB)) == pytest.approx(28.0, rel=1e-3)
+    factored = scheduled(CompressionPlan(factors=("op2",)), partition_bytes=10 * MB)
+    assert found.step_s(factored) == pytest.approx(29.0, rel=1e-3)
+
+
 @pytest.mark.parametrize(("codec", "times"), [("none", 1), ("fp16", 1), ("powersgd", 2)])
 def test_every_sum_of_a_codec_pays_for_the_software_of_a_collective(codec: str, times: int) -> None:
     overhead = TransportCosts(sizes=np.array([0.0, 1e9]), overhead_s=np.array([0.5, 0.5]))
