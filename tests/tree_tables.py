@@ -244,7 +244,6 @@ COVERS: dict[str, tuple[str, ...]] = {
         "autotune/simulate/task_graph.py",
         "autotune/simulate/tasks.py",
     ),
-    "autotune/simulate/test_passes.py": ("autotune/simulate/cost_sources.py",),
     "autotune/space/test_space.py": (
         "autotune/space/comm_knobs.py",
         "autotune/space/compression_knobs.py",
@@ -321,7 +320,6 @@ COVERS: dict[str, tuple[str, ...]] = {
         "results/store/fits.py",
         "results/store/profile.py",
     ),
-    "results/store/test_store.py": ("results/store/record.py",),
     "test_additions.py": (
         "autotune/jobs/choices.py",
         "autotune/search/methods.py",
