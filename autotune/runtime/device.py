@@ -56,6 +56,11 @@ class Stamp:
         """Blocks until the device has reached the point."""
         return self._at_s
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether the device has reached the point."""
+        return True
+
 
 class DeviceHandle:
     """The CPU. Threads: any thread may call any method."""
@@ -148,8 +153,9 @@ class _DeviceStamp(Stamp):
         self._event.record(handle.current_stream())
         self._resolved_s: float | None = None
 
-    def wait(self) -> None:
-        self._event.synchronize()
+    @property
+    def is_reached(self) -> bool:
+        return self._resolved_s is not None or bool(self._event.query())
 
     @property
     def seconds(self) -> float:

@@ -5,7 +5,9 @@ While the host waits for one fusion buffer, an accelerator may update another on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator
 
 from autotune.runtime.device import Stamp
 
@@ -14,16 +16,18 @@ Between = tuple[Stamp, Stamp]
 
 
 class Waits:
-    """When a device had nothing to do because the host waited for other ranks. Used by one thread, or `so_far` by others."""
+    """When a device had nothing to do because the host waited for other ranks. One thread calls, but for `add_work`."""
 
-    def __init__(self, waits: Iterable[tuple[Between, Sequence[Between]]] = ()) -> None:
-        self._waits = list(waits)
+    def __init__(self, waits: Iterable[Between] = (), work: Iterable[Between] = ()) -> None:
+        self._waits, self._work = list(waits), deque(work)
 
-    def add(self, begun: Stamp, ended: Stamp, work: Sequence[Between] = ()) -> None:
-        """Stamps before and after the host waited; what it waited for may have been there before. `work`: what the device
-        did in another stream up to then, in order and never two at once, which is no waiting.
-        """
-        self._waits.append(((begun, ended), work))
+    def add(self, begun: Stamp, ended: Stamp) -> None:
+        """Stamps before and after the host waited; what it waited for may have been there before."""
+        self._waits.append((begun, ended))
+
+    def add_work(self, begun: Stamp, ended: Stamp) -> None:
+        """What the device does in another stream, which is no waiting. Any thread may call this."""
+        self._work.append((begun, ended))
 
     @property
     def seconds(self) -> float:
@@ -32,19 +36,25 @@ class Waits:
 
     def so_far(self) -> Waits:
         """Those until now, for a thread that reads them later."""
-        return Waits(self._waits)
+        return Waits(self._waits, self._work)
 
     def take(self) -> tuple[tuple[float, float], ...]:
         """All waits since the last call: from and to."""
         idle, self._waits = tuple(self._idle()), []
+        while self._work and self._work[0][1].is_reached:  # later work may be done while the device waits again
+            self._work.popleft()
         return idle
 
     def _idle(self) -> Iterator[tuple[float, float]]:
-        for (begun, ended), work in self._waits:
-            from_s, to_s = begun.seconds, ended.seconds
-            for busy, free in work:
-                if from_s < (until_s := min(busy.seconds, to_s)):
+        waits = [(begun.seconds, ended.seconds) for begun, ended in self._waits]
+        # By now every wait has ended: what the device has not reached it did in none of them.
+        reached = [(begun.seconds, ended) for begun, ended in tuple(self._work) if waits and begun.is_reached]
+        work = sorted((begun_s, ended.seconds if ended.is_reached else math.inf) for begun_s, ended in reached)
+        for begun_s, to_s in waits:
+            from_s = begun_s
+            for busy_s, free_s in work:
+                if from_s < (until_s := min(busy_s, to_s)):
                     yield from_s, until_s
-                from_s = max(from_s, free.seconds)
+                from_s = max(from_s, free_s)
             if from_s < to_s:
                 yield from_s, to_s

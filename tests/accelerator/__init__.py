@@ -32,7 +32,7 @@ random generator of the CPU, and `FGPU_*` variables by rank (use `devices.config
 - A pickled tensor is a CPU tensor afterwards. `Module.to` keeps the parameters' identity on the way to the device and
   makes new ones on the way back; it refuses parameters that are referenced weakly.
 - An operation takes 0.1 ms of host time, some ten times that of a small CPU operation.
-- Streams of one device do not slow each other down.
+- Of two operations of one device that could run at once, the one launched first does not slow down.
 - A stream that waits for a collective blocks the host at its next launch until the values are there (nccl.py).
 
 ## Why not torch's OpenReg

@@ -28,12 +28,12 @@ def poison(tensor: torch.Tensor) -> None:
         tensor.fill_(torch.iinfo(tensor.dtype).min)
 
 
-def _use_link(line: Line, name: str, uses: list[Any], num_bytes: int) -> None:
+def _use_link(line: Line, name: str, work: str, uses: list[Any], num_bytes: int) -> None:
     if streams.index_of() != line.key[0]:
         counts.launch_elsewhere()
     if line.pending:
         line.resolve()
-    line.launch(costs.link_s(all_devices[line.key[0]], num_bytes))
+    line.launch(costs.link_s(all_devices[line.key[0]], num_bytes), work)
     counts.launch(name)
     races.touch_all(line, name, uses)
 
@@ -46,7 +46,7 @@ def to_device(destination: DeviceTensor, source: torch.Tensor, *, non_blocking: 
         block = block_of(source, None)
         uses.append((block, races.span_of(source), False))
         _deliver(block, line)
-    _use_link(line, "copy to device", uses, source.numel() * source.itemsize)
+    _use_link(line, "copy to device", timeline.TO_DEVICE, uses, source.numel() * source.itemsize)
     destination.raw.copy_(source)
     if non_blocking and pinned:
         sent = source.clone()
@@ -78,7 +78,7 @@ def to_host(destination: torch.Tensor, source: DeviceTensor, *, non_blocking: bo
     if late:
         block = block_of(destination, None)
         uses.append((block, races.span_of(destination), True))
-    _use_link(line, "copy to host", uses, source.numel() * source.itemsize)
+    _use_link(line, "copy to host", timeline.TO_HOST, uses, source.numel() * source.itemsize)
     if not late:
         host_sync("copy to host", index)
         destination.copy_(source.raw)
@@ -97,6 +97,7 @@ def between_devices(destination: DeviceTensor, source: DeviceTensor) -> None:
     _use_link(
         here,
         "copy",
+        timeline.TO_HOST,
         [(one.block, races.span_of(one.raw), one is destination) for one in (source, destination)],
         source.numel() * source.itemsize,
     )

@@ -145,7 +145,8 @@ def test_elapsed_time_asks_for_timing_and_for_events_that_are_passed(host) -> No
         start.elapsed_time(fgpu.Event())
 
 
-def test_streams_run_beside_each_other_until_one_waits(waited_s) -> None:
+def test_streams_share_their_device(waited_s) -> None:
+    """Whether or not one waits for the other, two kernels take twice as long as one."""
     tensor, side = slow(), fgpu.Stream()
     other = torch.empty(4, device="fgpu:0")
     fgpu.synchronize()
@@ -157,7 +158,41 @@ def test_streams_run_beside_each_other_until_one_waits(waited_s) -> None:
             other.add_(1)
         waited_s()
         fgpu.synchronize()
-        assert waited_s() == pytest.approx((2 if waits else 1) * STEP_S)
+        assert waited_s() == pytest.approx(2 * STEP_S)
+
+
+def test_copies_in_both_directions_run_beside_kernels(waited_s) -> None:
+    tensor = slow()
+    there, back = torch.empty(4, device="fgpu:0"), torch.empty(4, device="fgpu:0")
+    pinned = [torch.zeros(4).pin_memory() for _ in range(2)]
+    fgpu.synchronize()
+    waited_s()
+    tensor.add_(1)
+    with fgpu.stream(fgpu.Stream()):
+        there.copy_(pinned[0], non_blocking=True)
+    with fgpu.stream(fgpu.Stream()):
+        pinned[1].copy_(back, non_blocking=True)
+    fgpu.synchronize()
+    assert waited_s() == pytest.approx(STEP_S)
+
+
+def test_a_kernel_runs_while_one_that_was_launched_before_it_waits(waited_s) -> None:
+    """And is interrupted when that one may run: 2 steps of it around 1 of the other, which waits for 1."""
+    devices.configure(1, launch_s=STEP_S)
+    tensor, waiting, side = slow(), torch.empty(4, device="fgpu:0"), fgpu.Stream()
+    with fgpu.device(1):
+        elsewhere = torch.empty(4, device="fgpu:1")
+        elsewhere.add_(1)
+        side.wait_event(fgpu.current_stream().record_event())
+    with fgpu.stream(side):
+        waiting.add_(1)
+    devices.configure(0, launch_s=2 * STEP_S)
+    tensor.add_(1)
+    waited_s()
+    side.synchronize()
+    assert waited_s() == pytest.approx(2 * STEP_S)
+    fgpu.synchronize()
+    assert waited_s() == pytest.approx(STEP_S)
 
 
 def test_waiting_for_an_event_on_a_stream_does_not_make_the_host_wait(waited_s) -> None:

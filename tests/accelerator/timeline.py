@@ -2,7 +2,8 @@
 
 The arithmetic of an operation is done when it is launched. On the time line it begins when its stream is free, not
 before the launch, and takes what the device's speed says, so the host runs ahead of the device. Waiting is real: the
-host sleeps until the device's time has come.
+host sleeps until the device's time has come. Streams share their device: it has one engine that computes and one for
+copies in each direction.
 
 Order is a vector clock per stream. An event carries the clock of its stream to the streams that wait for it; a host
 that has waited carries it to every later operation of the process.
@@ -26,6 +27,8 @@ from tests.accelerator.counts import counts
 LOCK = threading.RLock()
 Key = tuple[int, int]
 Clock = dict[Key, int]
+COMPUTE, TO_DEVICE, TO_HOST = "compute", "copies to the device", "copies to the host"
+"""Work for which a device has an engine each."""
 
 
 class Arrival(Protocol):
@@ -130,6 +133,34 @@ class Point:
             raise errors[0]
 
 
+class Engine:
+    """What operations of all streams of a device share. Of two that could run at once, the one launched later runs only
+    while the other does not; it is interrupted as often as need be. So together they take as long as one after the other.
+    """
+
+    def __init__(self) -> None:
+        self._busy: list[tuple[float, float]] = []
+        """From and to, in order, apart from each other."""
+
+    def run(self, start_s: float, duration_s: float) -> float:
+        """Take this long, from `start_s` on, of the time that is left; when it ends."""
+        now_s, end_s, left_s = host.now(), start_s, duration_s
+        before: list[tuple[float, float]] = []
+        after: list[tuple[float, float]] = []
+        for from_s, to_s in self._busy:
+            if to_s <= now_s:
+                continue
+            if to_s < start_s:
+                before.append((from_s, to_s))
+            elif from_s - end_s >= left_s:
+                after.append((from_s, to_s))
+            else:
+                left_s -= max(from_s - end_s, 0.0)
+                start_s, end_s = min(start_s, from_s), max(end_s, to_s)
+        self._busy = [*before, (start_s, end_s + left_s), *after]
+        return end_s + left_s
+
+
 class Line:
     """One stream of a device: operations run one after the other."""
 
@@ -142,14 +173,15 @@ class Line:
     def __str__(self) -> str:
         return f"stream {self.key[1]} of fgpu:{self.key[0]}"
 
-    def launch(self, duration_s: float) -> float:
-        """Queue an operation; the time of its end."""
+    def launch(self, duration_s: float, work: str = COMPUTE) -> float:
+        """Queue an operation on the engine for such work; the time of its end."""
         if self.pending:
             self.resolve()
         with LOCK:
             merge(self.clock, host_clock)
             self.clock[self.key] = self.clock.get(self.key, 0) + 1
-            self.ready_s = max(self.ready_s, host.now()) + duration_s
+            engine = _engines.setdefault((self.key[0], work), Engine())
+            self.ready_s = engine.run(max(self.ready_s, host.now()), duration_s)
             return self.ready_s
 
     def resolve(self) -> None:
@@ -181,6 +213,7 @@ class Line:
 
 _lines: dict[Key, Line] = {}
 _last_number: dict[int, int] = {}
+_engines: dict[tuple[int, str], Engine] = {}
 
 
 def line(device: int, number: int) -> Line:
@@ -211,6 +244,7 @@ def reset() -> None:
     """Everything that is queued counts as done: after a test that left a device waiting for ever."""
     with LOCK:
         deliveries.clear()
+        _engines.clear()
         for each in _lines.values():
             each.pending.clear()
             each.ready_s = 0.0

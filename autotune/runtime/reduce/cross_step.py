@@ -14,7 +14,6 @@ reason.
 from __future__ import annotations
 
 import functools
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,7 +30,6 @@ from autotune.runtime.reduce.fusion_buffer import FusionBuffer, Stage
 from autotune.runtime.reduce.make_buffers import optimized, roots_of
 from autotune.runtime.reduce.scheduled import ReducerSettings, ScheduledReducer
 from autotune.runtime.tracked import can_track, raw, track, untrack
-from autotune.runtime.waits import Between
 from autotune.workloads.plan import Plan
 
 READ = "gradients are read or changed between backward() and step(), for which all are needed"
@@ -59,8 +57,6 @@ class CrossStepReducer(ScheduledReducer):
         """Called with `barrier_reason` when it is set during training."""
         self._replaced: list[tuple[Any, str, Any]] = []
         self._by_optimizer: list[BufferOptimizer] = []
-        self._updates: deque[Between] = deque()
-        """What an accelerator has updated since the last stall, or will."""
         self._is_compiled = self._is_first_over = False
         super().__init__(model, optimizers, plan, group, settings)
         for reason in filter(None, map(reason_against, self._optimizers if self._may_overlap else ())):
@@ -188,8 +184,7 @@ class CrossStepReducer(ScheduledReducer):
         begun = self._device.stamp()
         seconds = self._wait([buffer])
         arrived = buffer.arrived if self._device.is_accelerator else None
-        updates = [self._updates.popleft() for _ in range(len(self._updates))]
-        self.stalls.add(begun, arrived or self._device.stamp(), updates)
+        self.stalls.add(begun, arrived or self._device.stamp())
         self._settings.on_stall(seconds)
 
     def read(self, buffer: FusionBuffer) -> None:
@@ -254,7 +249,7 @@ class CrossStepReducer(ScheduledReducer):
         self._by_optimizer[buffer.optimizer_index].update(buffer, options)
         written = self._device.mark()
         if self._device.is_accelerator:
-            self._updates.append((begun, self._device.stamp()))
+            self.stalls.add_work(begun, self._device.stamp())
         with self._changing:
             buffer.written, buffer.options = written, None
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from autotune.runtime.reduce.bucketed import RecordingGroup
+from autotune.runtime.device import handle_of
+from autotune.runtime.reduce.bucketed import RecordingGroup, Sent
 from autotune.runtime.waits import Waits
 from autotune.workloads.plan import Plan
 
@@ -46,6 +48,10 @@ class AveragingReducer(RecordingGroup):
     def finish(self) -> None:
         """Gradients stay on their rank."""
 
+    def sent(self) -> Sent:
+        """What was exchanged since the last call, and how long the step that averages has waited for it."""
+        return replace(super().sent(), stalled_s=sum(end_s - begin_s for begin_s, end_s in self.stalls.take()))
+
     def flush(self) -> None:
         """The step that averages waits for the mean."""
 
@@ -73,6 +79,9 @@ class AveragingReducer(RecordingGroup):
                 alike[tensor.dtype].append(tensor.detach())
         for tensors in alike.values():
             flat = torch.cat([tensor.reshape(-1) for tensor in tensors]) * self._weight
+            device = handle_of(flat)
+            begun = device.stamp()
             self._group.allreduce([flat], dist.AllreduceOptions()).wait()
+            self.stalls.add(begun, device.stamp())
             for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
                 tensor.copy_(mean.view_as(tensor))

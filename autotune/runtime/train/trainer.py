@@ -131,6 +131,8 @@ class Trainer:
             if self.loop.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.loop.clip_norm)
             self.optimizer.step()
+            # Before the last stamp: reading it may wait for updates in other streams, which are part of the next step.
+            loss = torch.stack(losses).sum() if losses else torch.zeros(())
         self.num_steps += 1
         end_s = self._device.stamp().seconds
         sent = self._reducer.sent()
@@ -147,7 +149,7 @@ class Trainer:
             backward_s=min(gradient_s, reduced_s),
             reduced_s=reduced_s,
             end_s=end_s,
-            loss_share=float(torch.stack(losses).sum()) if losses else 0.0,
+            loss_share=float(loss),
             num_samples=len(part.indices),
             work=part.work,
             late_s=max(late_s, sent.late_s),
