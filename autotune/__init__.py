@@ -2,6 +2,7 @@
 
     import autotune
 
+    model.to(autotune.device())
     with autotune.parallelize(model, optimizer, "plan.json") as job:
         for batch in job.batches(dataset):
             ...
@@ -14,9 +15,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autotune.api import Parallel, parallelize
+    from autotune.api import Parallel, device, parallelize
 
-__all__ = ["Parallel", "parallelize"]
+__all__ = ["Parallel", "device", "parallelize"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,10 +2,12 @@
 
     import autotune
 
+    device = autotune.device()
+    model.to(device)
     with autotune.parallelize(model, optimizer, "plan.json") as job:
         for inputs, targets in job.batches(dataset):
             optimizer.zero_grad()
-            loss_fn(model(inputs), targets).backward()
+            loss_fn(model(inputs.to(device)), targets.to(device)).backward()
             optimizer.step()
 
 Start it as `mpirun -n N python script.py`, or by `torchrun` or `srun`; without a launcher it is a job of one process. The loss is the mean over the samples
@@ -23,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -33,8 +36,9 @@ from autotune.online.controller import Controller
 from autotune.results.judge.wording import local_norms_warning
 from autotune.results.store.decision import Decision
 from autotune.results.store.environment import processor_name
+from autotune.runtime import device as devices
 from autotune.runtime.control.mpi import Control
-from autotune.runtime.control.rank_start import set_script_threads, take_cores
+from autotune.runtime.control.rank_start import set_script_threads, take_cores, take_devices
 from autotune.runtime.control.start import shorten_shared_errors, start_control
 from autotune.runtime.control.step_directives import StepCoordinator
 from autotune.runtime.data.script_data import TrainingData
@@ -57,13 +61,23 @@ from autotune.workloads.errors import SpecError
 from autotune.workloads.plan import CommPlan, Plan, cpu_transports
 from autotune.workloads.plan.choices import transports_for
 
-__all__ = ["Parallel", "parallelize"]
+__all__ = ["Parallel", "device", "parallelize"]
 
 _TIMEOUT_S = 1800.0
 """The longest wait for other ranks."""
 _LOG = logging.getLogger("autotune")
 _TRAINING: set[int] = set()
 """The ids of the parameters that a job trains."""
+
+
+def device() -> torch.device:
+    """What this rank computes on: an accelerator of its own, or the CPU where there is none left; called by all ranks together.
+
+    Move models to it before `parallelize`, and batches as in a script of one process.
+    """
+    control = _join_job()
+    chosen = take_devices(control, devices.visible()).ranks[control.rank]
+    return devices.take(chosen.index).device
 
 
 def parallelize(  # noqa: PLR0913 - what a script may choose

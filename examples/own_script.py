@@ -4,7 +4,7 @@
     autotune best --export plan.json
     mpirun -n 2 python own_script.py plan.json
 
-Without the three marked lines it is a plain training script of one process.
+Without the four marked lines it is a plain training script of one process on `device`.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ NUM_EPOCHS = 3
 
 torch.manual_seed(0)
 job = factory()
-dataset, model = job.dataset(), job.model()
+device = autotune.device()  # 2: this rank's accelerator, or the CPU
+dataset, model = job.dataset(), job.model().to(device)
 optimizer = job.optimizer(model)
 schedule = CosineAnnealingLR(optimizer, NUM_EPOCHS)
 
-with autotune.parallelize(model, optimizer, sys.argv[1]) as parallel:  # 2
+with autotune.parallelize(model, optimizer, sys.argv[1]) as parallel:  # 3
     for _ in range(NUM_EPOCHS):
-        for batch in parallel.batches(dataset):  # 3
+        for batch in parallel.batches(dataset):  # 4
             optimizer.zero_grad()
-            loss = job.loss(model, batch)  # the mean over this rank's samples
+            loss = job.loss(model, [part.to(device) for part in batch])  # the mean over this rank's samples
             loss.backward()
             optimizer.step()
         schedule.step()
 
 if parallel.rank == 0:
     with torch.no_grad():
-        whole = float(job.loss(model, dataset[:]))
+        whole = float(job.loss(model, [part.to(device) for part in dataset[:]]))
     sys.stdout.write(f"loss over all samples: {whole:.6f}\n")

@@ -20,7 +20,8 @@ COVERS: dict[str, tuple[str, ...]] = {
     "mpi/test_embedding_plans.py": ("autotune/runtime/train/embedding_trainer.py",),
     "accelerator/test_nccl.py": ("autotune/runtime/transport/accelerator_group.py",),
     "accelerator/test_streams.py": (
-        "autotune/runtime/device.py",
+        "autotune/runtime/device/accelerator.py",
+        "autotune/runtime/device/cpu.py",
         "autotune/runtime/transport/staged_group.py",
     ),
     "autotune/calibrate/test_fit_steps.py": (
@@ -36,6 +37,7 @@ COVERS: dict[str, tuple[str, ...]] = {
         "results/show/advise_console.py",
     ),
     "mpi/test_advise.py": ("autotune/jobs/advise/measured.py",),
+    "autotune/runtime/launch/test_launched_devices.py": ("autotune/runtime/device/devices.py",),
     "autotune/cli/test_init.py": ("results/text/cluster_text.py",),
     "autotune/simulate/test_stages.py": (
         "autotune/simulate/cost_tables.py",

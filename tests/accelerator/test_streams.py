@@ -70,7 +70,7 @@ def test_an_update_waits_for_what_reads_the_old_parameters(monkeypatch: pytest.M
 
 
 def test_gradients_are_sent_once_the_device_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AcceleratorHandle, "when_reached", lambda _, __, call: call())
+    monkeypatch.setattr(AcceleratorHandle, "when_reached", lambda _, __, call, ___: call())
     with pytest.raises(Exception, match="does not wait for it"):
         jobs.device_ranks(jobs.workload("mlp"), PLAN, 4, over=jobs.NCCL, slowness=(300.0, 300.0))
 

@@ -99,6 +99,7 @@ class StepCoordinator:
         self._directives: dict[int, StepDirective] = {}
         self._reports: dict[int, dict[int, bytes]] = {}
         self._lost: str | None = None
+        self._failure: Exception | None = None
         self._closing = False
         self.decide_error = ""
         """Why `decide` is not called any more."""
@@ -114,14 +115,22 @@ class StepCoordinator:
         if (complete := self._add(report.step, {self.rank: report.pack()})) is not None:
             self._publish_next(report.step, complete)
 
+    def fail(self, error: Exception) -> None:
+        """This rank cannot report: `directive` raises why. Any thread may call this."""
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
     def directive(self, step: int) -> StepDirective:
         """Block until rank 0 has decided about this step."""
         if step == 0:
             return _UNCHANGED
         with self._changed:
             in_time = self._changed.wait_for(
-                lambda: step in self._directives or self._lost is not None, self._timeout_s
+                lambda: step in self._directives or self._failure or self._lost is not None, self._timeout_s
             )
+            if self._failure is not None:
+                raise self._failure
             if step in self._directives:
                 return self._directives.pop(step)
         if not in_time:

@@ -151,7 +151,7 @@ class Sender:
             position=position,
         )
         if self._fixed_order is None:
-            self._device.when_reached(opened.ready, partial(self._endpoint.mark_ready, ready))
+            self._device.when_reached(opened.ready, partial(self._endpoint.mark_ready, ready), self._give_up)
             return
         for partition in self._fixed_order.mark_ready(ready):
             self._post(partition)
@@ -227,9 +227,13 @@ class Sender:
             with self._device.on(self._waits_on):
                 self._wait_for(posted)
         except Exception as error:  # noqa: BLE001 - every failure is raised by the threads that wait
-            self._has_failed = True
-            self._listener.failed(error)
-            self._endpoint.fail(f"{type(error).__name__}: {error}")
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._has_failed = True
+        self._listener.failed(error)
+        self._endpoint.fail(f"{type(error).__name__}: {error}")
+        self._completions.wake()
 
     def _wait_for(self, posted: _Posted) -> None:
         for work in posted.works:

@@ -121,7 +121,7 @@ class RetunedScript:
                 arrivals=arrivals,
             )
             send = partial(_send, self._coordinator, report, self._begun, now, self._stalls)
-            self._device.when_reached(now, send)
+            self._device.when_reached(now, send, self._coordinator.fail)
 
     def _closing(self, begun_s: float, ended_s: float) -> StepStats:
         assert self._begun is not None

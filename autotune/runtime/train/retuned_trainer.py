@@ -40,7 +40,7 @@ class RetunedTrainer:
         self._closed: StepStats | None = None
         self._arrivals: tuple[float, ...] | None = None
         trainer.record_collectives(on=True)
-        trainer.on_computed = self._report
+        trainer.on_computed, trainer.on_failure = self._report, self._coordinator.fail
 
     def step(self) -> Step:
         """Train the next step by the plan that its directive gives. The first step also meters memory."""

@@ -101,6 +101,8 @@ class Trainer:
         self._has_reported = self._is_last_pass = False
         self.on_computed: Callable[[float], None] | None = None
         """Called once per step with the compute time of this rank, when its local gradients are posted."""
+        self.on_failure: Callable[[Exception], None] = _raise
+        """Called, by another thread, with an error that prevents that."""
         self._handles = [p.register_hook(self._note_gradient) for p in self.model.parameters() if p.requires_grad]
         self._norms: SyncNorms | None = None
         if synchronises_norms(workload, plan):
@@ -317,7 +319,7 @@ class Trainer:
         if self.on_computed is not None:
             waits = [self._reducer.stalls.so_far(), *([self._norms.waits.so_far()] if self._norms is not None else [])]
             tell = partial(_tell_computed, self.on_computed, self._begun_s, self._gradient, waits)
-            self._device.when_reached(self._gradient, tell)
+            self._device.when_reached(self._gradient, tell, self.on_failure)
 
 
 def synchronises_norms(workload: Workload, plan: Plan) -> bool:
@@ -332,6 +334,10 @@ def needs_norm_group(workload: Workload, plan: Plan) -> bool:
 
 def _tell_computed(tell: Callable[[float], None], begun_s: float, computed: Stamp, waits: Sequence[Waits]) -> None:
     tell(computed.seconds - begun_s - sum(wait.seconds for wait in waits))
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def to_device(batch: Any, device: DeviceHandle) -> Any:

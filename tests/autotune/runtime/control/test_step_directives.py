@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from autotune.profilers.step_stats import StepRow, StepStats
 from autotune.results.store.decision import COMPUTE, LOOK, NETWORK, Decision
+from autotune.runtime.control.network import Network
 from autotune.runtime.control.step_directives import _DIRECTIVE, StepCoordinator, StepDirective, StepReport
 from autotune.runtime.control.wire import HEADER_BYTES
 from autotune.runtime.errors import PeerLostError
@@ -59,6 +60,14 @@ def test_all_ranks_receive_the_same_directive_in_every_step(size: int) -> None:
     assert rows[0].closed is None
     assert rows[1].closed is not None
     assert [stats.rank for stats in rows[1].closed] == list(range(size))
+
+
+def test_a_rank_that_cannot_report_raises_why_where_it_waits() -> None:
+    coordinator = StepCoordinator(Network.alone(), None, timeout_s=60)
+    coordinator.fail(ValueError("out of luck"))
+    coordinator.fail(ValueError("a consequence"))
+    with pytest.raises(ValueError, match="out of luck"):
+        coordinator.directive(1)
 
 
 def test_a_rank_that_is_gone_ends_the_wait_of_the_others() -> None:
