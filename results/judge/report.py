@@ -30,6 +30,7 @@ from autotune.results.store.record import (
     TrialRecord,
     TrialState,
 )
+from autotune.results.text.cluster_text import cluster_tree
 from autotune.results.text.numbers import plan_summary
 from autotune.workloads.errors import SpecError
 from autotune.workloads.plan import Plan
@@ -80,6 +81,7 @@ def build_report(
         best_file=best_file,
         command=info.command,
         environment=info.environment,
+        tree=None if info.cluster.topology.is_one_switch else cluster_tree(info.cluster),
         commands=next_commands(
             info, num_ranks=num_ranks, best_file=best_file, finished=bool(standings), results=results
         ),

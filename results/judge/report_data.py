@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from autotune.profilers.breakdown import Breakdown
 from autotune.results.judge.stats import Ratio
 from autotune.results.store.record import Limit, RankResult
+from autotune.results.text.cluster_text import Branch
 from autotune.workloads.plan import Plan
 
 
@@ -134,6 +135,8 @@ class SweepReport:
     command: str
     """What made the study."""
     environment: dict[str, str]
+    tree: Branch | None = None
+    """The links of the cluster, where they are more than hosts on one switch."""
     headline: str = ""
     findings: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

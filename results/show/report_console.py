@@ -18,6 +18,7 @@ from rich.text import Text
 from autotune.profilers.breakdown import Breakdown
 from autotune.results.judge.report import rank_clusters
 from autotune.results.judge.report_data import SweepReport
+from autotune.results.show.cluster_console import show_tree
 from autotune.results.show.report_tables import (
     CLUSTERS,
     KNOBS,
@@ -79,6 +80,9 @@ def show_reports(console: Console, reports: Sequence[SweepReport]) -> None:
 def show_report(console: Console, report: SweepReport) -> None:
     """The whole report: what was found, compared, worth, and how to use it."""
     _show_headline(console, report)
+    if report.tree is not None:
+        console.print()
+        show_tree(console, report.tree)
     if report.comparison:
         _show_comparison(console, report)
     if report.knobs:
@@ -157,8 +161,9 @@ def _show_trials(console: Console, report: SweepReport) -> None:
     title = f"What was tried ({report.label}): {counts}"
     _show_table(console, title, TRIALS, measured[:TOP_TRIALS])
     notes = []
-    if len(measured) > TOP_TRIALS:
-        notes.append(f"and {len(measured) - TOP_TRIALS} slower ones")
+    slower = len(measured) - TOP_TRIALS
+    if slower > 0:
+        notes.append(f"and {slower} slower {'one' if slower == 1 else 'ones'}")
     if report.model_error is not None:
         notes.append(f"the simulator's step times were off by {format_percent(report.model_error)} (median)")
     reasons = [_first_reason(report, state) for state in (TrialState.INFEASIBLE, TrialState.FAILED)]

@@ -13,6 +13,7 @@ from autotune.results.judge.report_data import SweepReport
 from autotune.results.show.progress import SweepProgress
 from autotune.results.show.report_console import make_console, show_error, show_ranking, show_report
 from autotune.results.store.record import DDP_TUNED, RankResult, Role, TrialState
+from autotune.workloads.cluster import load_cluster
 from tests.results import sample
 from tests.results.judge.test_report import BEST_FILE, finished, without_default
 
@@ -59,6 +60,19 @@ class TestReport:
         assert "150" in row.split()
         assert "142" in row.split()  # 5 % less
         assert "zero-bubble" in row
+
+    def test_the_tree_of_links_is_shown_where_there_is_one(self) -> None:
+        assert "fabric" not in rendered(finished())
+        info = dataclasses.replace(sample.info(), cluster=load_cluster("two-hosts-of-two"))
+        text = rendered(build_report(info, sample.records(), sample.comparison(), BEST_FILE))
+        assert line_with(text, "two-hosts-of-two: 4 devices in 2 hosts")
+        assert text.count("fabric: 2 Gbit/s, 20 us each") == 2
+
+    def test_one_slower_trial_is_one(self) -> None:
+        measured = [record for record in sample.records() if record.step_s is not None]
+        text = rendered(build_report(sample.info(), measured[:9], sample.comparison(), BEST_FILE))
+        assert "and 1 slower one" in text
+        assert "slower ones" not in text
 
     @pytest.mark.parametrize("width", [100, 80])
     def test_key_facts_are_there(self, width: int) -> None:
