@@ -43,12 +43,6 @@ class OpTimes:
     launch_s: Floats
     points: Points | None = None
 
-    @property
-    def one_more_s(self) -> Floats:
-        """Seconds that one more sample adds to a matrix product: the arithmetic where it is stated, else the measured slope."""
-        taken: Floats = np.where(self.arithmetic_s > 0, self.arithmetic_s, self.per_sample_s)
-        return taken
-
     def seconds(self, samples: Floats) -> Floats:
         taken: Floats = pass_seconds(self.arithmetic_s, self.fixed_s, self.per_sample_s, self.launch_s, samples)
         if self.points is not None:

@@ -312,10 +312,10 @@ def link_speeds(topology: Topology) -> Floats:
     return np.array([*(edge.bytes_per_s for edge in topology.edges), 1.0], np.float64)
 
 
-def codec_s(costs: Costs, plan: Plan, buffers: FusionBuffers, samples: Floats) -> tuple[Floats, Floats]:
+def codec_s(graph: OpGraph, costs: Costs, plan: Plan, buffers: FusionBuffers, samples: Floats) -> tuple[Floats, Floats]:
     """Seconds to encode and decode each fusion buffer on each rank."""
     encode_s, decode_s = (_side_s(lines, plan, buffers) for lines in (costs.encode, costs.decode))
-    return encode_s, decode_s + _rebuild_s(costs, buffers, samples) if plan.compression.factors else decode_s
+    return encode_s, decode_s + _rebuild_s(graph, costs, buffers, samples) if plan.compression.factors else decode_s
 
 
 def _side_s(lines: Mapping[str, Lines], plan: Plan, buffers: FusionBuffers) -> Floats:
@@ -327,12 +327,22 @@ def _side_s(lines: Mapping[str, Lines], plan: Plan, buffers: FusionBuffers) -> F
     return seconds
 
 
-def _rebuild_s(costs: Costs, buffers: FusionBuffers, samples: Floats) -> Floats:
-    """Seconds of the product of sufficient factors over the other ranks' rows: the layer's forward arithmetic for their
+def _rebuild_s(graph: OpGraph, costs: Costs, buffers: FusionBuffers, samples: Floats) -> Floats:
+    """Seconds of the product of sufficient factors over the other ranks' rows: one of the layer's matrix products, for their
     samples. The backward pass already includes the rank's own rows.
     """
     made = buffers.rebuilt_op >= 0
-    per_sample: Floats = costs.forward.one_more_s[:, np.where(made, buffers.rebuilt_op, 0)] * made
+    per_sample: Floats = _product_s(graph, costs)[:, np.where(made, buffers.rebuilt_op, 0)] * made
     others = samples.sum() - samples
     taken: Floats = per_sample * others[:, None]
+    return taken
+
+
+def _product_s(graph: OpGraph, costs: Costs) -> Floats:
+    """Seconds that one more sample adds to one matrix product of each op: the arithmetic of the forward pass where it is stated,
+    else a share of what was measured forward and backward together, in which the errors of probes partly cancel.
+    """
+    num_products = np.array([1 + op.backward_factor for op in graph.ops])
+    measured = (costs.forward.per_sample_s + costs.backward.per_sample_s) / num_products
+    taken: Floats = np.where(costs.forward.arithmetic_s > 0, costs.forward.arithmetic_s, measured)
     return taken

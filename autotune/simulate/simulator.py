@@ -334,7 +334,7 @@ class Simulator:
 
     def _step_costs(self, plan: Plan, buffers: FusionBuffers, *, coded: bool) -> StepCosts:
         samples = np.array(plan.batch.samples, np.float64)
-        encode_s, decode_s = codec_s(self.costs, plan, buffers, samples) if coded else (_NOTHING, _NOTHING)
+        encode_s, decode_s = codec_s(self.graph, self.costs, plan, buffers, samples) if coded else (_NOTHING, _NOTHING)
         passes = step_passes(self.costs, self._loop_of(plan), plan.batch.samples)
         return StepCosts(
             data_s=(self.costs.data.at(samples) + self.costs.data.fixed_s * (passes.number - 1)) * (samples > 0),

@@ -32,18 +32,31 @@ def with_costs(simulator: Simulator, **changes: object) -> Simulator:
     return Simulator(simulator.info, simulator.graph, replace(simulator.costs, **changes))
 
 
+def as_measured(stated: OpTimes, *, error: float = 0.0) -> OpTimes:
+    return OpTimes(
+        arithmetic_s=np.zeros_like(stated.arithmetic_s),
+        fixed_s=stated.fixed_s,
+        per_sample_s=stated.arithmetic_s + error,
+        launch_s=stated.launch_s,
+    )
+
+
+def test_errors_of_probes_that_cancel_leave_products_right() -> None:
+    """A probe that books some of an op's forward pass as its backward pass: a third of both is one product."""
+    stated = simulator_of()
+    forward, backward = stated.costs.forward, stated.costs.backward
+    profiled = with_costs(stated, forward=as_measured(forward, error=-0.25), backward=as_measured(backward, error=0.25))
+    plan = scheduled(CompressionPlan(factors=("op0",)))
+    assert profiled.step_s(plan) == pytest.approx(stated.step_s(plan), rel=1e-6)
+
+
 def test_products_of_factors_cost_the_same_by_datasheet_and_by_profile() -> None:
     """Each rank multiplies the rows of the other, once they are there: rank 0 three samples' worth, rank 1 one."""
     stated = simulator_of()
-    forward = stated.costs.forward
-    measured = OpTimes(
-        arithmetic_s=np.zeros_like(forward.arithmetic_s),
-        fixed_s=forward.fixed_s,
-        per_sample_s=forward.arithmetic_s,
-        launch_s=forward.launch_s,
-    )
     plan = scheduled(CompressionPlan(factors=("op0",)))
-    profiled = with_costs(stated, forward=measured)
+    profiled = with_costs(
+        stated, forward=as_measured(stated.costs.forward), backward=as_measured(stated.costs.backward)
+    )
     assert stated.step_s(scheduled(CompressionPlan())) == pytest.approx(9.0, rel=1e-6)
     assert stated.step_s(plan) == pytest.approx(9.0 + 3.0, rel=1e-6)
     assert profiled.step_s(plan) == pytest.approx(stated.step_s(plan), rel=1e-9)
