@@ -17,6 +17,7 @@ from autotune.profilers.timeline import Timeline
 from autotune.results.judge.selection import default_record, fastest
 from autotune.results.show.watcher import Watcher
 from autotune.results.store.environment import describe_environment
+from autotune.results.store.profile import CollectiveProfile
 from autotune.results.store.record import StudyInfo, TrialRecord, TrialState
 from autotune.results.store.store import StudyStore
 from autotune.runtime.trial.runner import Budget
@@ -56,11 +57,21 @@ class Study:
         return Budget(warmup=self.job.warmup, steps=steps, timeout_s=self.job.timeout_s)
 
 
-def open_study(
-    job: SweepJob, context: JobContext, watcher: Watcher, simulator: Simulator | None, *, num_baselines: int
+def store_of(job: SweepJob, context: JobContext) -> StudyStore:
+    return StudyStore(job.results / job.study_name / context.cluster.name)
+
+
+def open_study(  # noqa: PLR0913 - what a study is made of
+    job: SweepJob,
+    context: JobContext,
+    watcher: Watcher,
+    simulator: Simulator | None,
+    all_reduces: tuple[CollectiveProfile, ...] = (),
+    *,
+    num_baselines: int,
 ) -> Study:
     """Open the study's folder, or make it; refuse one of another workload, cluster, search space or seed."""
-    store = StudyStore(job.results / job.study_name / context.cluster.name)
+    store = store_of(job, context)
     store.open_for_writing()
     space = context.problem.space(allow_lossy=job.allow_lossy)
     info = StudyInfo(
@@ -73,6 +84,7 @@ def open_study(
         command=job.command,
         created_at=now(),
         limit=context.limit(),
+        all_reduces=all_reduces,
     )
     if store.exists():
         _check_same(store.info(), info)

@@ -7,6 +7,7 @@ so the same command resumes a sweep that was interrupted at any point.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from statistics import median
 
@@ -16,7 +17,7 @@ from autotune.jobs.evaluate import now
 from autotune.jobs.job import SweepJob
 from autotune.jobs.network_profile import measure_all_reduces
 from autotune.jobs.quality import guarded_codecs
-from autotune.jobs.study import Study, open_study, record_trial, steps_for
+from autotune.jobs.study import Study, open_study, record_trial, steps_for, store_of
 from autotune.results.judge.compare import faster_without, ratio, winner
 from autotune.results.judge.report import build_report
 from autotune.results.judge.report_data import SweepReport
@@ -32,7 +33,7 @@ from autotune.search.baselines import TunedDdp, num_baselines
 from autotune.search.methods import METHODS
 from autotune.search.tuner import SearchOptions, Tuner
 from autotune.workloads.cluster import Cluster
-from autotune.workloads.errors import InfeasiblePlanError
+from autotune.workloads.errors import InfeasiblePlanError, StoreError
 from autotune.workloads.plan import Plan
 from autotune.workloads.plan.choices import load
 
@@ -46,13 +47,25 @@ def sweep(job: SweepJob, clusters: tuple[Cluster, ...], control: Control, watche
     reports = []
     for cluster in clusters:
         context = set_up(job, cluster, control)
-        all_reduces = measure_all_reduces(context, control, timeout_s=job.timeout_s)
+        all_reduces = _all_reduces(job, context, control)
         if control.is_leader:
             reports.append(sweep_one(job, context, watcher, all_reduces))
             context.workers.dismiss()
         else:
             follow(control, context.runner)
     return reports
+
+
+def _all_reduces(job: SweepJob, context: JobContext, control: Control) -> tuple[CollectiveProfile, ...]:
+    """As the study measured them when it began; else measured now, by all ranks."""
+    kept: tuple[CollectiveProfile, ...] = ()
+    store = store_of(job, context)
+    if control.is_leader and store.exists():
+        with suppress(StoreError):  # which opening the study reports, when the others await orders
+            kept = store.info().all_reduces
+    if control.broadcast(bool(kept)):
+        return kept
+    return measure_all_reduces(context, control, timeout_s=job.timeout_s)
 
 
 def sweep_one(
@@ -64,7 +77,7 @@ def sweep_one(
     simulator = job_simulator(job, context, all_reduces)
     context = replace(context, codecs=job.codecs, staged=job_pipelines(job, context, simulator))
     context = replace(context, rank_sets=job_rank_sets(job, context, simulator))
-    study = open_study(job, context, watcher, simulator, num_baselines=num_baselines(context.problem))
+    study = open_study(job, context, watcher, simulator, all_reduces, num_baselines=num_baselines(context.problem))
     if simulator is None:
         watcher.phase("these devices state no speed and have no profile: searching without predictions")
     try:

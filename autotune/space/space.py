@@ -141,7 +141,7 @@ class Space(Scope):
             del described[name]
         if not self.rank_kinds:  # came later: a space without is the one that it was
             del described["rank_kinds"]
-        described |= {rank_sets.NAME: self.rank_sets.choices} if self.rank_sets.sets else {}
+        described |= {rank_sets.NAME: list(self.rank_sets.choices)} if self.rank_sets.sets else {}
         described |= to_data(self.staged.choices)
         searched = {name: to_data(values) for name, values in self.coordinates().items() if name in KNOBS}
         return described | {

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.profilers.breakdown import Breakdown
+from autotune.results.store.profile import CollectiveProfile
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.plan import Plan
 
@@ -193,6 +194,8 @@ class StudyInfo:
     created_at: str
     limit: Limit | None = None
     """None where device speeds are neither stated nor measured."""
+    all_reduces: tuple[CollectiveProfile, ...] = ()
+    """As they were measured when the study began: a resumed one predicts, and chooses from, the same."""
     schema: int = SCHEMA
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,15 @@ import pytest
 from autotune.jobs.context import JobContext, capture_workload, job_bounds, workload_info
 from autotune.jobs.job import Job, RaceJob, SweepJob, TrainJob
 from autotune.jobs.race import lead_race
+from autotune.jobs.study import store_of
 from autotune.jobs.sweep import sweep_one
 from autotune.jobs.train import lead_training
 from autotune.profilers.timeline import Span, Timeline
 from autotune.results.judge.race import DDP_TUNED_FP16, OURS, OURS_LOSSY
 from autotune.results.show.watcher import Watcher
 from autotune.results.store.best import load_best, save_best
+from autotune.results.store.fits import TransferFit
+from autotune.results.store.profile import CollectiveProfile
 from autotune.results.store.record import AGAIN, BEST, DDP_DEFAULT, DDP_TUNED, RankResult, TrialRecord, TrialState
 from autotune.runtime.trial.runner import Budget
 from autotune.runtime.trial.workers import LostRankError, Measurement, Training
@@ -147,6 +151,20 @@ def test_a_trial_that_lost_a_rank_is_recorded_before_the_job_ends(tmp_path: Path
         sweep_one(job, context, Watcher())
     records = tmp_path / WORKLOAD / CLUSTER.name / "records.jsonl"
     assert "rank 2 did not answer in time" in records.read_text(encoding="utf-8")
+
+
+def test_a_resumed_study_predicts_from_the_network_it_was_begun_with(tmp_path: Path) -> None:
+    """Other measurements could offer other sets of ranks or stages, which would be another search space."""
+    job, context = sweep_job(tmp_path), context_of(sweep_job(tmp_path))[0]
+    fit = TransferFit.through([(1024, 1e-4), (1 << 20, 2e-3), (1 << 22, 7e-3)])
+    measured = CollectiveProfile(kind="all-reduce", transport="gloo", num_ranks=4, fit=fit)
+    sweep_one(job, context, Watcher(), (measured,))
+    assert store_of(job, context).info().all_reduces == (measured,)
+    described = store_of(job, context).info().space
+    assert json.loads(json.dumps(described)) == described, "what is read again equals what was written"
+    again, workers = context_of(job)
+    sweep_one(job, again, Watcher(), (measured,))
+    assert not workers.measured
 
 
 def test_a_plan_that_ends_jobs_without_a_word_is_given_up_at_the_third(tmp_path: Path) -> None:
