@@ -154,7 +154,7 @@ def test_a_trial_that_lost_a_rank_is_recorded_before_the_job_ends(tmp_path: Path
 
 
 def test_a_resumed_study_predicts_from_the_network_it_was_begun_with(tmp_path: Path) -> None:
-    """Other measurements could offer other sets of ranks or stages, which would be another search space."""
+    """Other measurements could lead to other sets of ranks or stages, which would be another search space."""
     job, context = sweep_job(tmp_path), context_of(sweep_job(tmp_path))[0]
     fit = TransferFit.through([(1024, 1e-4), (1 << 20, 2e-3), (1 << 22, 7e-3)])
     measured = CollectiveProfile(kind="all-reduce", transport="gloo", num_ranks=4, fit=fit)
