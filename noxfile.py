@@ -46,6 +46,7 @@ PROGRAMS = {
     "host_waits": "How often the host waits for an accelerator in a step, counted on the fake one (5 min).",
     "control_plane": "CPU time and bytes of the control plane on up to 1,024 ranks, most simulated (2 min).",
     "start_up": "Messages and seconds of the start of a job on 4 to 64 real ranks (15 GB of memory, 5 min).",
+    "embedding": "Embedding tables on servers: steps against a plain all-to-all, what caches save (5 min); `-- again`: kept.",
     "search_size": "How long a search takes on 64 and 1,024 devices (5 min).",
     "equality": "Is scheduled training plain training, after 100 steps on 2 and 4 ranks? `-- again`: what is missing.",
     "publish": "Measure again what docs/results.md claims (15 min on a quiet machine), or the files named.",

@@ -12,6 +12,7 @@ UNTESTED = {
 
 COVERS: dict[str, tuple[str, ...]] = {
     "autotune/runtime/embedding/test_model_tables.py": (
+        "autotune/runtime/embedding/cached_tables.py",
         "autotune/runtime/embedding/exchange.py",
         "autotune/runtime/embedding/layout.py",
         "autotune/runtime/embedding/shard.py",

@@ -1,14 +1,9 @@
-"""What workers and servers send each other in a step: two all-to-alls.
-
-A worker pushes the gradients of a step together with the rows that it needs in the next one and with how many it will need in
-the step after that: so every message is as long as its receiver knows. The servers reply with the rows.
-"""
+"""What ranks send each other: all-to-alls of messages whose parts both sides know the shapes of."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -16,92 +11,88 @@ import torch.distributed as dist
 from torch import Tensor
 
 _ALIGNED = 8
-"""Bytes: slices of a message are viewed as numbers."""
+"""Bytes: parts of a message are viewed as numbers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
-    """What one worker sends one server."""
+class Shape:
+    """Of a part that is received."""
 
-    gradients: Tensor
-    """Of the rows that it had asked for."""
-    places: Tensor
-    """The rows that it needs next."""
-    num_later: int
-    """How many rows it needs after those."""
+    dtype: torch.dtype
+    num_rows: int
+    width: int = 0
+    """0: the part has one dimension."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_rows * max(self.width, 1) * self.dtype.itemsize
+
+    def view(self, part: Tensor) -> Tensor:
+        numbers = part[: self.num_bytes].view(self.dtype)
+        return numbers.view(self.num_rows, self.width) if self.width else numbers
 
 
 class Exchange:
     """All-to-alls between all ranks of a group. One thread makes all calls, the same in the same order on all ranks."""
 
-    def __init__(self, group: dist.ProcessGroup, width: int, dtype: torch.dtype) -> None:
-        self._group, self._width, self._dtype = group, width, dtype
-        self._size = group.size()
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group: Any = group
+        self.rank, self.size = group.rank(), group.size()
         self.sent_bytes = 0
         """By this rank to other ranks, since the start."""
 
     def counts(self, own: Sequence[int]) -> list[int]:
         """One number to each rank, and one from each."""
-        found = torch.empty(self._size, dtype=torch.int64)
-        self._run(found, torch.tensor(own, dtype=torch.int64), [1] * self._size, [1] * self._size)
+        found = torch.empty(self.size, dtype=torch.int64)
+        self._run(found, torch.tensor(own, dtype=torch.int64), [1] * self.size, [1] * self.size)
         return [int(number) for number in found.tolist()]
 
-    def push(self, messages: Sequence[Pushed], num_gradients: Sequence[int], num_places: Sequence[int]) -> list[Pushed]:
-        """A message to each rank, and one from each, with as many gradients and places as stated."""
-        parts = [_packed(one) for one in messages]
-        lengths = [
-            _ALIGNED + _aligned(places * 4) + _aligned(rows * self._row_bytes)
-            for rows, places in zip(num_gradients, num_places, strict=True)
-        ]
+    def swap(self, messages: Sequence[Sequence[Tensor]], shapes: Sequence[Sequence[Shape]]) -> list[list[Tensor]]:
+        """A message of some parts to each rank, and one from each, whose parts have these shapes."""
+        sent = [_packed(parts) for parts in messages]
+        lengths = [sum(_aligned(shape.num_bytes) for shape in expected) for expected in shapes]
         found = torch.empty(sum(lengths), dtype=torch.uint8)
-        self._run(found, torch.cat(parts), lengths, [len(part) for part in parts])
-        return [
-            self._unpacked(part, rows, places)
-            for part, rows, places in zip(found.split(lengths), num_gradients, num_places, strict=True)
-        ]
+        self._run(found, sent[0] if len(sent) == 1 else torch.cat(sent), lengths, [len(one) for one in sent])
+        return [_parts(one, expected) for one, expected in zip(found.split(lengths), shapes, strict=True)]
 
     def rows(self, own: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
         """Rows to each rank, and `counts` rows from each, one rank's after another's."""
-        found = torch.empty((sum(counts), self._width), dtype=self._dtype)
+        found = own[0].new_empty((sum(counts), own[0].shape[1]))
         self._run(found, torch.cat(list(own)), list(counts), [len(rows) for rows in own])
         return found
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        """The root's tensor to all ranks."""
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        self._group.broadcast([tensor], options).wait()
 
     def close(self) -> None:
         """Release the group."""
         del self._group
 
-    @property
-    def _row_bytes(self) -> int:
-        return self._width * self._dtype.itemsize
-
-    def _unpacked(self, message: Tensor, num_gradients: int, num_places: int) -> Pushed:
-        ends = accumulate((_ALIGNED, _aligned(num_places * 4), _aligned(num_gradients * self._row_bytes)), initial=0)
-        head, places, gradients = (message[begin:end] for begin, end in pairwise(ends))
-        return Pushed(
-            gradients[: num_gradients * self._row_bytes].view(self._dtype).view(num_gradients, self._width),
-            places[: num_places * 4].view(torch.int32).long(),
-            int(head.view(torch.int64)),
-        )
-
     def _run(self, found: Tensor, given: Tensor, found_splits: list[int], given_splits: list[int]) -> None:
-        group: Any = self._group
-        rank = group.rank()
-        self.sent_bytes += given.element_size() * given[:1].numel() * (len(given) - given_splits[rank])
-        group.alltoall_base(found, given, found_splits, given_splits).wait()
+        row_bytes = given.element_size() * (given.shape[1] if given.dim() > 1 else 1)
+        self.sent_bytes += row_bytes * (len(given) - given_splits[self.rank])
+        self._group.alltoall_base(found, given, found_splits, given_splits).wait()
 
 
 def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGNED) * _ALIGNED
 
 
-def _packed(one: Pushed) -> Tensor:
-    """The number of rows after the next, the next rows, the gradients; each begins aligned."""
-    parts = [torch.tensor([one.num_later]).view(torch.uint8)]
-    for part in (one.places.int(), one.gradients.reshape(-1)):
-        if not part.numel():
-            continue
-        as_bytes = part.contiguous().view(torch.uint8)
-        parts.append(as_bytes)
-        if fill := _aligned(len(as_bytes)) - len(as_bytes):
-            parts.append(as_bytes.new_zeros(fill))
-    return torch.cat(parts)
+def _packed(parts: Sequence[Tensor]) -> Tensor:
+    """The parts one after another, each of which begins aligned."""
+    found = [torch.zeros(0, dtype=torch.uint8)]
+    for part in parts:
+        if part.numel():
+            as_bytes = part.contiguous().view(-1).view(torch.uint8)
+            found.append(as_bytes)
+            if fill := _aligned(len(as_bytes)) - len(as_bytes):
+                found.append(as_bytes.new_zeros(fill))
+    return torch.cat(found)
+
+
+def _parts(message: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+    lengths = [_aligned(shape.num_bytes) for shape in shapes]
+    return [shape.view(part) for shape, part in zip(shapes, message.split(lengths), strict=True)]

@@ -112,6 +112,11 @@ class Request:
     """Rows per server."""
     passes: tuple[Pooling, ...] = ()
 
+    @property
+    def by_server(self) -> tuple[Tensor, ...]:
+        """The places on each server."""
+        return tuple(torch.split(self.places, self.counts))
+
 
 def request(layout: Layout, passes: Sequence[Mapping[str, Lookup]]) -> Request:
     """The rows that the passes of a step look up, each once."""

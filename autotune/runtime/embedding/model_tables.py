@@ -11,14 +11,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from autotune.runtime.embedding.bags import bags_of, lookup_of, mean_of, take_out
+from autotune.runtime.embedding.cached_tables import CachedTables
 from autotune.runtime.embedding.layout import Layout, Table
 from autotune.runtime.embedding.rules import Rule
 from autotune.runtime.embedding.tables import Passes, ShardedTables
 from autotune.workloads.errors import SpecError
 from autotune.workloads.plan.embedding import EmbeddingPlan
-
-AHEAD = 2
-"""Steps whose lookups are known beyond the present one."""
 
 
 class ModelTables:
@@ -43,16 +41,21 @@ class ModelTables:
             weights = {name: weight for name, weight in self._weights.items() if weight.shape[1] == width}
             tables = [Table(name=name, num_rows=len(weight), width=width) for name, weight in weights.items()]
             layout = Layout(tables, plan, plan.used_servers(samples), len(samples))
-            self._sharded.append(ShardedTables(layout, weights, self._rule, group))
+            self._sharded.append(self._tables(plan, layout, weights, group))
         self._weights = {}
         for bag in self._bags.values():
             del bag.weight
 
-    def begin(self, first: Sequence[Any], second: Sequence[Any]) -> None:
-        """Pull the rows of the first step. What each pass looks up, of this step and the next one: see `Workload.lookups`."""
-        self._lookups.extend(self._checked(passes) for passes in (first, second))
+    @property
+    def ahead(self) -> int:
+        """The steps, from the present one on, whose lookups must be known."""
+        return max(tables.ahead for tables in self._sharded)
+
+    def begin(self, steps: Sequence[Sequence[Any]]) -> None:
+        """Pull the rows of the first step. `steps`: what each pass of the first `ahead` steps looks up, see `Workload.lookups`."""
+        self._lookups.extend(self._checked(passes) for passes in steps)
         for tables in self._sharded:
-            tables.begin(*self._lookups)
+            tables.begin(list(self._lookups)[: tables.ahead])
 
     def enter(self, number: int, device: torch.device) -> None:
         """Pool the bags of a pass for the model, which is on `device`."""
@@ -63,16 +66,23 @@ class ModelTables:
                 self._pulled[name].pooled = done.to(device)
 
     def push(self, later: Sequence[Any], scale: float = 1.0) -> None:
-        """Push the gradients of a step, times `scale`, and pull the rows of the next one; `later`: lookups of the step after."""
+        """Push the gradients of a step, times `scale`, and pull the rows of the next one. `later`: the lookups of the
+        step that is `ahead` steps later.
+        """
         self._lookups.popleft()
         self._lookups.append(self._checked(later))
         for tables in self._sharded:
-            tables.push(self._lookups[-1], scale)
+            tables.push(self._lookups[tables.ahead - 1], scale)
 
     @property
     def num_bytes(self) -> int:
         """Of this rank's rows and their optimizer state."""
-        return sum(tables.shard.num_bytes for tables in self._sharded)
+        return sum(tables.num_bytes for tables in self._sharded)
+
+    @property
+    def sent_bytes(self) -> int:
+        """By this rank to other ranks, since the start."""
+        return sum(tables.exchange.sent_bytes for tables in self._sharded)
 
     @torch.no_grad()
     def copy_to(self, model: nn.Module) -> None:
@@ -89,6 +99,15 @@ class ModelTables:
         """Release the group."""
         for tables in self._sharded:
             tables.close()
+
+    def _tables(
+        self, plan: EmbeddingPlan, layout: Layout, weights: Mapping[str, Tensor], group: dist.ProcessGroup
+    ) -> ShardedTables:
+        if not plan.cache_rows:
+            return ShardedTables(layout, weights, self._rule, group)
+        every = sum(len(weight) for weight in self._weights.values())
+        own = plan.cache_rows * sum(layout.num_rows) // every
+        return CachedTables(layout, weights, self._rule, group, cache_rows=own, look_ahead=plan.look_ahead)
 
     def _checked(self, passes: Sequence[Mapping[str, tuple[Tensor, Tensor | None]]]) -> Passes:
         found = []

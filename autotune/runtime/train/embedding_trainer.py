@@ -1,6 +1,6 @@
 """Data-parallel training of a model whose embedding tables are on servers (`autotune.runtime.embedding`).
 
-Batches are read two steps ahead, because the servers send the rows of the next step when they have applied the present one.
+Batches are read ahead, because the servers send the rows of the next step when they have applied the present one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from autotune.runtime.data.micro_batches import Pass
 from autotune.runtime.device import Stamp
-from autotune.runtime.embedding.model_tables import AHEAD, ModelTables
+from autotune.runtime.embedding.model_tables import ModelTables
 from autotune.runtime.embedding.rules import rule_of
 from autotune.runtime.train.memory import check_memory
 from autotune.runtime.train.step import Step
@@ -71,17 +71,17 @@ class EmbeddingTrainer(Trainer):
 
     def _take(self, step: int) -> list[Pass]:
         is_first = not self._ahead
-        while len(self._ahead) <= AHEAD:
+        while len(self._ahead) <= self._tables.ahead:
             self._ahead.append(super()._take(step + len(self._ahead)))
         if is_first:
-            self._tables.begin(self._lookups(self._ahead[0]), self._lookups(self._ahead[1]))
+            self._tables.begin([self._lookups(self._ahead[number]) for number in range(self._tables.ahead)])
         self._num_passes = 0
         return self._ahead.popleft()
 
     def _gradients(self, passes: Sequence[Pass]) -> tuple[list[tuple[Stamp, Stamp]], list[torch.Tensor]]:
         done = super()._gradients(passes)
         with self.ranges.phase("wait"):
-            self._tables.push(self._lookups(self._ahead[1]), 1.0 / self._reducer.loss_scale)
+            self._tables.push(self._lookups(self._ahead[-1]), 1.0 / self._reducer.loss_scale)
         return done
 
     def _forward(self, batch: Any) -> torch.Tensor:

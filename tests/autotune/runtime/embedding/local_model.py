@@ -80,6 +80,7 @@ def seeded(kind: str) -> tuple[Model, Optimizer]:
 class Trained:
     losses: list[float]
     tables: list[Tensor]
+    sent_bytes: int = 0
 
 
 def train_locally(kind: str, num_steps: int) -> Trained:
@@ -102,16 +103,14 @@ def shares(num_workers: int, num_servers: int) -> tuple[int, ...]:
     return (*[0] * num_servers, *own)
 
 
-def train_on_ranks(
-    kind: str, num_steps: int, plan: EmbeddingPlan, samples: tuple[int, ...], **options: Any
-) -> list[Trained]:
-    """What each rank computes. `options`: of `ModelTables.open`."""
+def train_on_ranks(kind: str, num_steps: int, plan: EmbeddingPlan, samples: tuple[int, ...]) -> list[Trained]:
+    """What each rank computes."""
 
     def run(group: Any) -> Trained:
         model, optimizer = seeded(kind)
         bag_weights = [table.weight for table in model.tables]
         tables = ModelTables(model, rule_of(optimizer, bag_weights))
-        tables.open(plan, samples, group, **options)
+        tables.open(plan, samples, group)
         begin = sum(samples[: group.rank()])
         end = begin + samples[group.rank()]
 
@@ -124,7 +123,7 @@ def train_on_ranks(
             return [lookups_of(one) for one in passes(step)]
 
         losses = []
-        tables.begin(looked_up(0), looked_up(1))
+        tables.begin([looked_up(step) for step in range(tables.ahead)])
         for step in range(num_steps):
             total = 0.0
             for number, one in enumerate(passes(step)):
@@ -133,20 +132,18 @@ def train_on_ranks(
                 loss.backward()
                 total += float(loss.detach())
             losses.append(total)
-            tables.push(looked_up(step + 2))
-        whole = Model(sparse=False)
+            tables.push(looked_up(step + tables.ahead))
+        whole, sent_bytes = Model(sparse=False), tables.sent_bytes
         tables.copy_to(whole)
         tables.close()
-        return Trained(losses=losses, tables=[table.weight.detach() for table in whole.tables])
+        return Trained(losses=losses, tables=[table.weight.detach() for table in whole.tables], sent_bytes=sent_bytes)
 
     return on_ranks(len(samples), run)
 
 
-def largest_difference(
-    kind: str, num_steps: int, plan: EmbeddingPlan, samples: tuple[int, ...], **options: Any
-) -> float:
+def largest_difference(kind: str, num_steps: int, plan: EmbeddingPlan, samples: tuple[int, ...]) -> float:
     """Of losses and weights, between training on ranks and in one process."""
-    expected, found = train_locally(kind, num_steps), train_on_ranks(kind, num_steps, plan, samples, **options)
+    expected, found = train_locally(kind, num_steps), train_on_ranks(kind, num_steps, plan, samples)
     for one in found:
         if isinstance(one, BaseException):
             raise one
