@@ -258,7 +258,7 @@ def uneven_links(session: nox.Session) -> None:
 
 @nox.session
 def hierarchical(session: nox.Session) -> None:
-    """All-reduces over two hosts of two and four ranks, by every collective, paced and in the lab (root, six minutes)."""
+    """All-reduces over two hosts of two and four ranks, by every collective, paced and in the lab (root, five minutes)."""
     install(session)
     for stem, ranks in (("two-hosts-of-two-alike", 4), ("two-hosts-of-four", 8)):
         cluster = str(Path(f"tests/benchmarks/clusters/{stem}.toml").absolute())
