@@ -64,9 +64,10 @@ def contenders(chosen: Sequence[Entry], measured: Sequence[Measurement]) -> tupl
 
 
 def _runs(plan: Plan) -> bool:
-    """Not every reducer takes every codec, and DDP no rank without samples."""
+    """Not every reducer takes every codec, not every transport every collective, and DDP no rank without samples."""
     try:
         plan.validate(num_ranks=len(plan.batch.samples), global_batch=plan.global_batch)
+        plan.check_runnable()
     except SpecError:
         return False
     return True

@@ -140,6 +140,14 @@ def test_a_rank_that_hangs_in_the_set_up_is_named_with_the_place(rank: int, tmp_
 
 @pytest.mark.mpi
 @pytest.mark.slow
+@pytest.mark.parametrize(("how", "rank"), [("stop", 0), ("stop", 2), ("lock", 1)])
+def test_a_rank_that_is_stopped_or_keeps_pythons_lock_is_named(how: str, rank: int, tmp_path: Path) -> None:
+    done = mpirun(3, str(PROGRAM), how, str(rank), cwd=tmp_path, env={"AUTOTUNE_SILENCE_LIMIT": "6"})
+    noticed(done, rf"rank {rank} has not answered for 6 s: it is stopped, or stuck", time.time(), 6 + 2 * MOST_S)
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
 def test_rank_0_that_hangs_in_a_trial_is_named_with_the_place(tmp_path: Path) -> None:
     """Other ranks are missed by rank 0, which records the trial: `test_faults`."""
     done = job(("sweep", "step", "hang", 0), tmp_path, "--timeout", "4", limit="20")

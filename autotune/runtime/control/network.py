@@ -22,6 +22,7 @@ from contextlib import suppress
 
 from autotune.runtime.control import wire
 from autotune.runtime.control.edge import Edge
+from autotune.runtime.control.silence import Silence
 from autotune.runtime.control.topic import Topic
 from autotune.runtime.control.topic_table import JOB_SCOPE, Handler, Key, TopicTable
 from autotune.runtime.control.tree import place_of
@@ -63,7 +64,7 @@ class Network:
             self._start(connections)
 
     def _start(self, connections: Mapping[int, socket.socket]) -> None:
-        self._selector = selectors.DefaultSelector()
+        self._selector, self._silence = selectors.DefaultSelector(), Silence()
         self._awake, self._wake_up = socket.socketpair()
         for end in (self._awake, self._wake_up):
             end.setblocking(False)
@@ -246,7 +247,7 @@ class Network:
 
     def _run(self) -> None:
         while not self._is_stopped:
-            for key, events in self._selector.select():
+            for key, events in self._selector.select(self._silence.until_round_s()):
                 edge = key.data
                 if edge is None:
                     self._run_tasks()
@@ -257,6 +258,8 @@ class Network:
                     self._read(edge)
             for edge in list(self._edges.values()):
                 self._send_on(edge)
+            for edge in self._silence.found([one for one in self._edges.values() if one.rank not in self._endings]):
+                self._drop(edge, self._silence.why(edge))
         self._end()
 
     def _end(self) -> None:
@@ -331,8 +334,8 @@ class Network:
 
     # -- ranks that end: in the network's thread --------------------------------------------------------------------------------
 
-    def _drop(self, edge: Edge) -> None:
-        """The other end has closed the connection."""
+    def _drop(self, edge: Edge, why: str = "") -> None:
+        """The other end has closed the connection, or is silent for the reason given."""
         if self._edges.get(edge.rank) is not edge:
             return
         self._selector.unregister(edge.socket)
@@ -340,8 +343,8 @@ class Network:
         del self._edges[edge.rank]
         self._children = [child for child in self._children if child is not edge]
         if edge.rank not in self._endings and not (self._all_left.is_set() or self._is_stopped):
-            why = f"rank {edge.rank} is gone without a farewell: was it killed?"
-            self._note(edge.rank, KILLED, why, edge)
+            gone = f"rank {edge.rank} is gone without a farewell: was it killed?"
+            self._note(edge.rank, KILLED, why or gone, edge)
         self._add_goodbye(edge.rank)
 
     def _note(self, rank: int, how: int, why: str, edge: Edge | None) -> None:

@@ -18,6 +18,8 @@ HOP, TO_ROOT, TO_ALL = 1, 2, 3
 """Which way: to the parent, which handles it; to rank 0, relayed unread; from rank 0 to all ranks, relayed unread."""
 FAREWELL, SCOPE_FAILED, GOODBYE, END = 4, 5, 6, 7
 """Of the network itself: a rank has ended; it has failed in a scope; a subtree has left; all ranks have left."""
+BEAT = 8
+"""Says only that the neighbour is there; it is not handed on to who reads frames."""
 _MORE = 0x80
 _HEADER = struct.Struct("<IIIIB")
 HEADER_BYTES = _HEADER.size
@@ -76,7 +78,8 @@ class FrameReader:
             end = start + HEADER_BYTES + length
             if end > available:
                 break
-            yield Frame(kind & ~_MORE, scope, number, origin, bool(kind & _MORE), data[start:end])
+            if kind != BEAT:
+                yield Frame(kind & ~_MORE, scope, number, origin, bool(kind & _MORE), data[start:end])
             start = end
         self._rest = data[start:]
 

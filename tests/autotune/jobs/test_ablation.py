@@ -181,3 +181,11 @@ def test_a_schedule_is_reset_knob_by_knob() -> None:
     assert not changed["cross-step overlap"].comm.crosses_steps
     for plan in changed.values():
         plan.validate(num_ranks=4, global_batch=sum(best.batch.samples))
+
+
+def test_a_reset_that_no_job_runs_is_left_out() -> None:
+    """Owner shards over gloo against the default of GPUs: NCCL carries no messages from rank to rank."""
+    default = replace(DEFAULT, comm=CommPlan(reducer="ddp", transport="nccl"))
+    best = replace(DEFAULT, comm=CommPlan(reducer="scheduled", collective="shards", transport="gloo"))
+    for entry in reverted(best, default):
+        entry.plan.check_runnable()
