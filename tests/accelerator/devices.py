@@ -62,8 +62,9 @@ class Device:
             self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
 
     def settle(self) -> None:
-        while self.freed:
-            self.allocated_bytes -= self.freed.popleft()
+        with timeline.LOCK:
+            while self.freed:
+                self.allocated_bytes -= self.freed.popleft()
 
 
 def _by_place(variable: str, default: float, index: int) -> float:

@@ -285,6 +285,25 @@ def test_a_peer_that_does_not_take_part_blocks_until_abort_or_the_watchdog(abort
         assert isinstance(waited, WatchdogError)
 
 
+def test_an_operation_that_is_aborted_before_the_device_comes_to_it_has_no_result_and_no_error() -> None:
+    """Its thread, which waits for the device, must not exchange what the abort has released."""
+
+    def run(group: Any) -> list[float]:
+        tensor, gathered = tensor_of(group), torch.full((8,), 7.0, device="fgpu")
+        devices.configure(group.rank(), launch_s=0.5)
+        tensor.add_(0)
+        work = group._allgather_base(gathered, tensor)
+        threading.Timer(0.1, group.abort).start()
+        time.sleep(0.3)  # aborted, and the device has not come to it
+        work.wait()
+        fgpu.synchronize()
+        time.sleep(0.5)
+        work.wait()
+        return gathered.cpu().nan_to_num(nan=-1.0).tolist()
+
+    assert ranks(run) == [[-1.0] * 8] * 2
+
+
 def test_the_host_waits_for_a_barrier() -> None:
     called = set()
 

@@ -90,20 +90,26 @@ class Transfer:
             self.start_s = max(self.start_s, each.complete())
         if self._inputs is None:
             self._take_inputs()
+        inputs, outputs = self._inputs or [], self._outputs
         timeline.host.sleep_until(self.start_s)
-        self._operation.exchange(self._inputs or [], self._outputs)
+        if self.done():  # aborted meanwhile
+            return
+        self._operation.exchange(inputs, outputs)
         timeline.host.sleep_until(self.start_s + self._operation.least_s)
         self.finish()
 
     def finish(self, error: Exception | None = None) -> None:
-        self._end_s, self.error = timeline.host.now(), error
-        self._after, self._inputs, self.inputs = [], [], []
-        self._finished.set()
+        with self._lock:
+            if self._finished.is_set():  # aborted, while the thread of the queue went on
+                return
+            self._end_s, self.error = timeline.host.now(), error
+            self._after, self._inputs, self.inputs = [], [], []
+            self._finished.set()
 
     def abort(self) -> None:
         """Complete without a result: what is waited for is released, and the outputs stay as they are."""
         if not self._finished.is_set():
-            self._outputs = []
+            self.outputs = []
             self.finish()
 
     def done(self) -> bool:
