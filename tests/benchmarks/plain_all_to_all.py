@@ -6,6 +6,7 @@ are pooled by one `embedding_bag`; gradients per row go to the owners, who add t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,8 +22,8 @@ class PlainAllToAll:
         self._num_rows = len(tables[0])
         self._rows = torch.cat(tables)[group.rank() :: self._size].clone()
 
-    def step(self, ids: list[Tensor], offsets: list[Tensor], weights: Tensor) -> Tensor:
-        """One step of the loss (pooled · weights): ids and offsets per table."""
+    def step(self, ids: list[Tensor], offsets: list[Tensor], loss: Callable[[Sequence[Tensor]], Tensor]) -> None:
+        """One step of a loss of the bags of each table: ids and offsets per table."""
         joined = torch.cat([one + number * self._num_rows for number, one in enumerate(ids)])
         begins = torch.cat([one + sum(map(len, ids[:number])) for number, one in enumerate(offsets)])
         # Sorted by owner: the key of a row is its owner, then its place there.
@@ -39,12 +40,11 @@ class PlainAllToAll:
         self._all_to_all(rows, self._rows.index_select(0, asked), mine, theirs)
         rows.requires_grad_()
         pooled = functional.embedding_bag(inverse, rows, begins, mode="sum")
-        (pooled * weights).sum().backward()
+        loss(pooled.split([len(one) for one in offsets])).backward()
         assert rows.grad is not None
         gradients = self._rows.new_empty((len(asked), self._rows.shape[1]))
         self._all_to_all(gradients, rows.grad, theirs, mine)
         self._rows.scatter_add_(0, asked[:, None].expand_as(gradients), gradients.mul_(-self._lr))
-        return pooled
 
     def rows(self) -> Tensor:
         """Those of this rank."""

@@ -22,7 +22,8 @@ DEDICATED = Plan(
     embedding=EmbeddingPlan(servers=(0, 2), tables=(TablePlacement(name="tables.9", server=2),)),
 )
 SCHEDULED = replace(BY_ROWS, comm=CommPlan(reducer=ReducerKind.SCHEDULED))
-PLANS = {"plain": PLAIN, "by-rows": BY_ROWS, "dedicated": DEDICATED, "scheduled": SCHEDULED}
+CACHED = replace(PLAIN, embedding=EmbeddingPlan(cache_rows=200, look_ahead=8))
+PLANS = {"plain": PLAIN, "by-rows": BY_ROWS, "dedicated": DEDICATED, "scheduled": SCHEDULED, "cached": CACHED}
 
 
 def write_plans(tmp_path: Path) -> None:
@@ -41,18 +42,28 @@ def write_plans(tmp_path: Path) -> None:
         write_json(tmp_path / f"{name}.json", best)
 
 
+def losses_of(name: str, tmp_path: Path) -> list[float]:
+    arguments = ("--cluster", "mixed4", "--plan", f"{name}.json", "--steps", "6", "--rounds", "1", "--json")
+    done = autotune(3, "train", "--workload", "dlrm-tiny", *arguments, cwd=tmp_path)
+    assert done.code == 0, done.err
+    losses: list[float] = json.loads(done.out)["losses"]
+    return losses
+
+
 @pytest.mark.mpi
-@pytest.mark.timeout(300)
 def test_tables_on_servers_train_as_those_on_every_rank(tmp_path: Path) -> None:
     write_plans(tmp_path)
-    losses = {}
+    assert losses_of("dedicated", tmp_path) == pytest.approx(losses_of("plain", tmp_path), rel=1e-5)
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_servers_beside_other_parts_of_a_plan(tmp_path: Path) -> None:
+    write_plans(tmp_path)
+    expected = losses_of("plain", tmp_path)
     for name in PLANS:
-        arguments = ("--cluster", "mixed4", "--plan", f"{name}.json", "--steps", "6", "--rounds", "1", "--json")
-        done = autotune(3, "train", "--workload", "dlrm-tiny", *arguments, cwd=tmp_path)
-        assert done.code == 0, done.err
-        losses[name] = json.loads(done.out)["losses"]
-    for name in PLANS:
-        assert losses[name] == pytest.approx(losses["plain"], rel=1e-5), name
+        assert losses_of(name, tmp_path) == pytest.approx(expected, rel=1e-5), name
 
 
 @pytest.mark.mpi

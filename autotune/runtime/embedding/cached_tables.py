@@ -65,7 +65,13 @@ class _Present:
 
     def per_server(self, some: Tensor) -> list[int]:
         """How many of the rows of this mask each server has."""
-        return [int(part.sum()) for part in some.split(self.request.counts)]
+        return [int(part.sum()) for part in self.request.split(some)]
+
+    def split(self, rows: Tensor, some: Tensor) -> list[Tensor]:
+        """What belongs to each server, of what there is for the rows of this mask."""
+        counts = self.per_server(some)
+        parts = dict(zip(self.request.order, rows.split([counts[rank] for rank in self.request.order]), strict=True))
+        return [parts[rank] for rank in range(len(counts))]
 
 
 class CachedTables(ShardedTables):
@@ -110,7 +116,7 @@ class CachedTables(ShardedTables):
         keeps = self.exchange.swap(
             [[served.keeps] for served in self._served[0]], [[Shape(torch.uint8, n)] for n in self._requests[0].counts]
         )
-        self._keeps = torch.cat([one for (one,) in keeps]).bool()
+        self._keeps = self._joined([one for (one,) in keeps]).bool()
         self._pull()
 
     def push(self, later: Passes, scale: float = 1.0) -> None:
@@ -125,8 +131,8 @@ class CachedTables(ShardedTables):
         self._cache.drop(now.numbers[returned])
         self._cache.put(now.numbers[now.taken])
         self._cache.write(now.numbers[now.keeps], now.whole[now.keeps[cached]])
-        back = now.whole[returned[cached]].split(now.per_server(returned))
-        pushed = gradients[~cached].split(now.per_server(~cached))
+        back = now.split(now.whole[returned[cached]], returned)
+        pushed = now.split(gradients[~cached], ~cached)
         served = self._served.popleft()
         shapes = [(self._shape(len(one.pulled)), self._whole(len(one.returned))) for one in served]
         given = self._announce(len(self._requests) - 2, list(zip(pushed, back, strict=True)), shapes)
@@ -156,7 +162,8 @@ class CachedTables(ShardedTables):
         """Send the rows of a request to their servers, with how many the next one has, and with other parts; returns those that
         workers sent here.
         """
-        places, later = self._requests[number].by_server, self._requests[number + 1].counts
+        asked_for = self._requests[number]
+        places, later = asked_for.split(asked_for.places), self._requests[number + 1].counts
         messages = [(torch.tensor([n]), own, *more) for n, own, more in zip(later, places, parts, strict=True)]
         expected = [
             (Shape(torch.int64, 1), Shape(torch.int32, n), *more)
@@ -189,15 +196,19 @@ class CachedTables(ShardedTables):
         found = self.exchange.swap(
             messages, [(self._shape(some), self._whole(whole), Shape(torch.uint8, all_)) for some, whole, all_ in sizes]
         )
-        self._keeps = torch.cat([keeps for _, _, keeps in found]).bool()
+        self._keeps = self._joined([keeps for _, _, keeps in found]).bool()
         whole = self.shard.values.new_empty((int(cached.sum()), self.shard.values.shape[1]))
-        whole[now.taken[cached]] = torch.cat([values for _, values, _ in found])
+        whole[now.taken[cached]] = self._joined([values for _, values, _ in found])
         whole[now.has[cached]] = self._cache.rows(numbers[now.has])
         rows = self.shard.values.new_empty((len(numbers), self.shard.width))
-        rows[pulled] = torch.cat([weights for weights, _, _ in found])
+        rows[pulled] = self._joined([weights for weights, _, _ in found])
         rows[cached] = whole[:, : self.shard.width]
         self._present = replace(now, whole=whole)
         self._rows = rows.requires_grad_()
+
+    def _joined(self, of_ranks: Sequence[Tensor]) -> Tensor:
+        """As the rows of a request are sorted."""
+        return torch.cat([of_ranks[rank] for rank in self.layout.order])
 
     def _whole(self, num_rows: int) -> Shape:
         """Of rows with their state."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor
 
 _ALIGNED = 8
 """Bytes: parts of a message are viewed as numbers."""
+_NOTHING, _NO_PLACES = torch.zeros(0, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
+Read = Callable[[Tensor, Tensor | None], Tensor]
+"""The rows at some places, written to the second tensor if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +53,24 @@ class Exchange:
 
     def swap(self, messages: Sequence[Sequence[Tensor]], shapes: Sequence[Sequence[Shape]]) -> list[list[Tensor]]:
         """A message of some parts to each rank, and one from each, whose parts have these shapes."""
-        sent = [_packed(parts) for parts in messages]
-        lengths = [sum(_aligned(shape.num_bytes) for shape in expected) for expected in shapes]
-        found = torch.empty(sum(lengths), dtype=torch.uint8)
-        self._run(found, sent[0] if len(sent) == 1 else torch.cat(sent), lengths, [len(one) for one in sent])
-        return [_parts(one, expected) for one, expected in zip(found.split(lengths), shapes, strict=True)]
+        found = torch.empty(sum(self._lengths(shapes)), dtype=torch.uint8)
+        given = [[] if rank == self.rank else _packed(parts) for rank, parts in enumerate(messages)]
+        lengths = [sum(map(len, parts)) for parts in given]
+        self._run(found, torch.cat([_NOTHING, *chain(*given)]), self._lengths(shapes), lengths)
+        parts = zip(found.split(self._lengths(shapes)), shapes, strict=True)
+        return [
+            list(messages[rank]) if rank == self.rank else _parts(part, of_rank)
+            for rank, (part, of_rank) in enumerate(parts)
+        ]
 
-    def rows(self, own: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
-        """Rows to each rank, and `counts` rows from each, one rank's after another's."""
-        found = own[0].new_empty((sum(counts), own[0].shape[1]))
-        self._run(found, torch.cat(list(own)), list(counts), [len(rows) for rows in own])
+    def rows(self, read: Read, asked: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
+        """Rows that `read` finds at the places which each rank has asked for; returns `counts` rows of each rank, own ones last."""
+        others = [0 if rank == self.rank else count for rank, count in enumerate(counts)]
+        given = read(torch.cat([_NO_PLACES, *(one for rank, one in enumerate(asked) if rank != self.rank)]), None)
+        found = given.new_empty((sum(counts), given.shape[1]))
+        lengths = [0 if rank == self.rank else len(one) for rank, one in enumerate(asked)]
+        self._run(found[: sum(others)], given, others, lengths)
+        read(asked[self.rank], found[sum(others) :])
         return found
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
@@ -71,9 +83,16 @@ class Exchange:
         """Release the group."""
         del self._group
 
+    def _lengths(self, shapes: Sequence[Sequence[Shape]]) -> list[int]:
+        """Bytes from each rank; what a rank sends itself is not sent."""
+        return [
+            0 if rank == self.rank else sum(_aligned(shape.num_bytes) for shape in of_rank)
+            for rank, of_rank in enumerate(shapes)
+        ]
+
     def _run(self, found: Tensor, given: Tensor, found_splits: list[int], given_splits: list[int]) -> None:
         row_bytes = given.element_size() * (given.shape[1] if given.dim() > 1 else 1)
-        self.sent_bytes += row_bytes * (len(given) - given_splits[self.rank])
+        self.sent_bytes += row_bytes * len(given)
         self._group.alltoall_base(found, given, found_splits, given_splits).wait()
 
 
@@ -81,16 +100,16 @@ def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGNED) * _ALIGNED
 
 
-def _packed(parts: Sequence[Tensor]) -> Tensor:
-    """The parts one after another, each of which begins aligned."""
-    found = [torch.zeros(0, dtype=torch.uint8)]
+def _packed(parts: Sequence[Tensor]) -> list[Tensor]:
+    """The bytes of the parts, each of which begins aligned."""
+    found: list[Tensor] = []
     for part in parts:
         if part.numel():
             as_bytes = part.contiguous().view(-1).view(torch.uint8)
             found.append(as_bytes)
             if fill := _aligned(len(as_bytes)) - len(as_bytes):
                 found.append(as_bytes.new_zeros(fill))
-    return torch.cat(found)
+    return found
 
 
 def _parts(message: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:

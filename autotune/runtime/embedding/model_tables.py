@@ -40,7 +40,7 @@ class ModelTables:
         for width in sorted({weight.shape[1] for weight in self._weights.values()}):
             weights = {name: weight for name, weight in self._weights.items() if weight.shape[1] == width}
             tables = [Table(name=name, num_rows=len(weight), width=width) for name, weight in weights.items()]
-            layout = Layout(tables, plan, plan.used_servers(samples), len(samples))
+            layout = Layout(tables, plan, plan.used_servers(samples), group.rank(), len(samples))
             self._sharded.append(self._tables(plan, layout, weights, group))
         self._weights = {}
         for bag in self._bags.values():

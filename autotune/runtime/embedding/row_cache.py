@@ -24,7 +24,8 @@ class RowCache:
 
     def numbers(self, request: Request) -> Tensor:
         """Of the rows of a request."""
-        return request.places + self._begins[:-1].repeat_interleave(torch.tensor(request.counts))
+        begins = self._begins[request.order]
+        return request.places + begins.repeat_interleave(torch.tensor(request.num_rows))
 
     def has(self, numbers: Tensor) -> Tensor:
         """Which of these rows are kept."""

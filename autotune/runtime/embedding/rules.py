@@ -22,8 +22,8 @@ class Rule(Protocol):
     """An optimizer of rows."""
 
     @property
-    def is_linear(self) -> bool:
-        """Whether gradients that are applied one after another do what their sum does."""
+    def linear_rate(self) -> float | None:
+        """Where rows without state change by this times their gradient: gradients may then be applied one after another."""
 
     def state_width(self, width: int) -> int:
         """Numbers of state per row of `width` weights."""
@@ -35,7 +35,10 @@ class Rule(Protocol):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SgdRule:
     lr: float
-    is_linear: bool = True
+
+    @property
+    def linear_rate(self) -> float:
+        return self.lr
 
     def state_width(self, width: int) -> int:  # noqa: ARG002 - it has none
         return 0
@@ -48,7 +51,7 @@ class SgdRule:
 class AdagradRule:
     lr: float
     eps: float
-    is_linear: bool = False
+    linear_rate: None = None
 
     def state_width(self, width: int) -> int:
         return width
@@ -63,7 +66,7 @@ class AdagradRule:
 class RowWiseAdagradRule:
     lr: float
     eps: float
-    is_linear: bool = False
+    linear_rate: None = None
 
     def state_width(self, width: int) -> int:  # noqa: ARG002 - the same for every width
         return 1
@@ -79,7 +82,7 @@ class LazyAdamRule:
     lr: float
     betas: tuple[float, float]
     eps: float
-    is_linear: bool = False
+    linear_rate: None = None
 
     def state_width(self, width: int) -> int:
         return 2 * width

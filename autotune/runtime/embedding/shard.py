@@ -42,9 +42,9 @@ class Shard:
     def num_bytes(self) -> int:
         return self.values.numel() * self.values.element_size()
 
-    def read(self, places: Tensor) -> Tensor:
+    def read(self, places: Tensor, out: Tensor | None = None) -> Tensor:
         """The weights of these rows."""
-        return self.weights.index_select(0, places)
+        return torch.index_select(self.weights, 0, places, out=out)
 
     def apply(self, gradients: Sequence[Gradients]) -> None:
         """One step: the sum of the workers' gradients per row, added up in their order."""
@@ -52,10 +52,14 @@ class Shard:
         given = [one for one in gradients if len(one.places)]
         if not given:
             return
-        for one in given if self.rule.is_linear else [merged(given)]:
-            rows = self.values.index_select(0, one.places)
-            self.rule.update(rows, one.values, self.num_steps)
-            self.values.index_put_((one.places,), rows)
+        if (rate := self.rule.linear_rate) is not None:
+            for one in given:
+                self.values.scatter_add_(0, one.places[:, None].expand_as(one.values), one.values * -rate)
+            return
+        total = merged(given)
+        rows = self.values.index_select(0, total.places)
+        self.rule.update(rows, total.values, self.num_steps)
+        self.values.index_put_((total.places,), rows)
 
 
 def merged(gradients: Sequence[Gradients]) -> Gradients:

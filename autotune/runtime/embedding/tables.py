@@ -59,7 +59,7 @@ class ShardedTables:
         """
         done = self._requests.popleft()
         self._requests.append(request(self.layout, later))
-        self._round(list(self._gradients(scale).split(done.counts)), is_step=True)
+        self._round(done.split(self._gradients(scale)), is_step=True)
 
     def close(self) -> None:
         """Release the group."""
@@ -91,7 +91,7 @@ class ShardedTables:
         after, later = self._requests[0], self._requests[1]
         messages = [
             (torch.tensor([num_later]), places, own)
-            for num_later, places, own in zip(later.counts, after.by_server, gradients, strict=True)
+            for num_later, places, own in zip(later.counts, after.split(after.places), gradients, strict=True)
         ]
         shapes = [
             (Shape(torch.int64, 1), Shape(torch.int32, num_places), self._shape(len(asked)))
@@ -102,7 +102,7 @@ class ShardedTables:
             self.shard.apply([Gradients(asked, own) for asked, (_, _, own) in zip(self._asked, pushed, strict=True)])
         self._asked = [places.long() for _, places, _ in pushed]
         self._num_next = [int(num_later) for num_later, _, _ in pushed]
-        rows = self.exchange.rows([self.shard.read(asked) for asked in self._asked], after.counts)
+        rows = self.exchange.rows(self.shard.read, self._asked, after.counts)
         self._rows = rows.requires_grad_()
 
     def _shape(self, num_rows: int) -> Shape:

@@ -8,9 +8,10 @@ from autotune.runtime.embedding.row_cache import RowCache
 
 def test_rows_come_and_leave() -> None:
     cache = RowCache([3, 0, 4], 3, torch.zeros(1, 2))
-    request = Request(places=torch.tensor([1, 2, 0, 3], dtype=torch.int32), counts=[2, 0, 2])
+    request = Request(places=torch.tensor([1, 2, 0, 3], dtype=torch.int32), num_rows=(0, 2, 2), order=[1, 0, 2])
     numbers = cache.numbers(request)
     assert numbers.tolist() == [1, 2, 3, 6]
+    assert request.counts == [2, 0, 2]
     cache.put(numbers[1:])
     cache.write(numbers[1:], torch.arange(6.0).view(3, 2))
     assert cache.has(numbers).tolist() == [False, True, True, True]
