@@ -62,6 +62,8 @@ class Outcome:
     """Per rank."""
     busy_s: Floats
     """Per rank: seconds of a step in which its device computes."""
+    num_tasks: int
+    """That were simulated."""
 
 
 class Simulator:
@@ -107,13 +109,14 @@ class Simulator:
         if plan.is_placed:
             simulated = self.simulate(plan)
             peak = self.peak_memory_bytes(plan, simulated)
-            return Outcome(step_s=simulated.step_s, peak_memory_bytes=peak, busy_s=self._busy_s(simulated))
+            busy_s, num_tasks = self._busy_s(simulated), simulated.tasks.num_tasks
+            return Outcome(step_s=simulated.step_s, peak_memory_bytes=peak, busy_s=busy_s, num_tasks=num_tasks)
         size = len(plan.batch.samples)
         if plan.leaves_out:
             part, own, used = self._on_used(plan)
             found = part.outcome(own)
             peak, busy_s = (spread(values, used, size) for values in (found.peak_memory_bytes, found.busy_s))
-            return Outcome(step_s=found.step_s, peak_memory_bytes=peak, busy_s=busy_s)
+            return replace(found, peak_memory_bytes=peak, busy_s=busy_s)
         first, row_of_rank = self._like.rows(plan.batch.samples)
         tasks, layout, run = self._run(plan, first)
         last = slice((layout.num_steps - 1) * layout.per_step, None)
@@ -123,6 +126,7 @@ class Simulator:
             step_s=layout.step_s(run),
             peak_memory_bytes=self._held_bytes(plan) + run.peak_bytes[row_of_rank],
             busy_s=busy.astype(np.float64)[row_of_rank],
+            num_tasks=tasks.num_tasks,
         )
 
     def fitting_step_s(self, plan: Plan) -> float:

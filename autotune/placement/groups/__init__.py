@@ -1,0 +1,1 @@
+"""Search of placements of groups of ops on sets of devices."""
