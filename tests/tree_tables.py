@@ -69,6 +69,7 @@ COVERS: dict[str, tuple[str, ...]] = {
     "autotune/jobs/test_predict.py": (
         "autotune/cli/predict.py",
         "autotune/jobs/planning/judge.py",
+        "autotune/jobs/question.py",
         "results/store/forecast.py",
     ),
     "autotune/jobs/test_profile.py": ("autotune/jobs/network_profile.py",),
@@ -92,6 +93,24 @@ COVERS: dict[str, tuple[str, ...]] = {
     "autotune/placement/test_chain_cut.py": (
         "autotune/placement/chain_costs.py",
         "autotune/placement/chain_paths.py",
+    ),
+    "autotune/jobs/planning/test_plan.py": (
+        "autotune/jobs/planning/placements.py",
+        "results/show/placement_console.py",
+    ),
+    "autotune/placement/groups/test_choices.py": (
+        "autotune/placement/groups/device_sets.py",
+        "autotune/placement/groups/estimate.py",
+        "autotune/placement/groups/op_groups.py",
+        "autotune/placement/groups/shares.py",
+        "autotune/placement/groups/tree_search.py",
+    ),
+    "autotune/placement/groups/test_searches.py": (
+        "autotune/placement/groups/exact.py",
+        "autotune/placement/groups/local.py",
+        "autotune/placement/groups/methods.py",
+        "autotune/placement/groups/portfolio.py",
+        "autotune/placement/groups/problem.py",
     ),
     "autotune/placement/test_pipeline_plans.py": (
         "autotune/runtime/placed/find_cuts.py",

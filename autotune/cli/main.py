@@ -101,6 +101,9 @@ def _run_plan(options: argparse.Namespace, arguments: list[str]) -> int:
         min_throughput=options.min_throughput,
         method=options.method,
         any_plan=options.any_plan,
+        placement=options.placement,
+        simulations=options.simulations,
+        explain=options.explain,
     )
     return plan(make_job(Question, options, arguments), aim, export=options.export, as_json=options.json)
 

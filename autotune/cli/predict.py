@@ -43,11 +43,16 @@ def plan(question: Question, aim: Aim, *, export: Path | None, as_json: bool) ->
         return 0
     from autotune.results.show.forecast_console import show_planned  # noqa: PLC0415
 
-    how = f"best of {found.num_predicted} plans by {found.method}."
+    placed = f", {found.num_placements} placements simulated" if found.num_placements else ""
+    how = f"best of {found.num_predicted} plans by {found.method}{placed}."
     if not question.what_if and not is_graph_file(
         question.workload
     ):  # neither an edited cluster nor a graph can be measured
         how += f" Measure it: {question.commands(len(predictor.cluster.devices)).command('sweep')}"
     table = predictor.simulator.stage_table(found.forecast.plan)
     show_planned(console(), found.forecast, found.default, how, table)
+    if found.groups:
+        from autotune.results.show.placement_console import show_placement  # noqa: PLC0415
+
+        show_placement(console(), found.groups, found.forecast.step_s)
     return 0

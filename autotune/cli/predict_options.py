@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.cli.options import common_options, job_options, method_texts, trace_option, transports_option
 from autotune.jobs.question import OBJECTIVES
+from autotune.placement.groups.methods import PLACEMENT_METHODS
 from autotune.search.methods import predicting
 
 
@@ -57,6 +58,16 @@ def add_plan(commands: Any) -> None:
         action="store_true",
         help="also propose what no job runs yet, such as tensor-parallel groups (default: only where nothing else fits)",
     )
+    parser.add_argument(
+        "--placement",
+        default="portfolio",
+        choices=("off", *PLACEMENT_METHODS),
+        help="how plans with groups of ops are searched (default portfolio)",
+    )
+    parser.add_argument(
+        "--simulations", type=int, default=200, metavar="N", help="of plans with groups of ops (default 200)"
+    )
+    parser.add_argument("--explain", action="store_true", help="say what each decision of a placement is worth")
     transports_option(parser, "choose from")
     parser.add_argument("--export", type=Path, metavar="FILE", help="write the plan to a file, for train --plan FILE")
     parser.set_defaults(subcommand="plan")

@@ -36,3 +36,9 @@ class Aim:
     any_plan: bool = False
     """Also what is predicted but not run by any job yet; else only where nothing else fits."""
     evaluations: int = 5_000
+    placement: str = "portfolio"
+    """The method that searches plans with groups of ops; "off": none are searched."""
+    simulations: int = 200
+    """Of plans with groups of ops."""
+    explain: bool = False
+    """Also what each decision of a placement is worth."""

@@ -100,3 +100,19 @@ class Forecast:
         if self.price_per_hour is None:
             return None
         return self.price_per_hour * 1e6 / self.samples_per_s / 3600
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacedGroup:
+    """A group of ops of a plan, and what placing it so is worth."""
+
+    modules: tuple[str, ...]
+    """That contain all of its ops and no others."""
+    ranks: tuple[int, ...]
+    samples: tuple[int, ...]
+    devices: str
+    compute_share: float
+    """Of the arithmetic of a sample."""
+    param_bytes: float
+    step_elsewhere_s: float
+    """Predicted with this group on all devices instead, the others as they are."""

@@ -5,22 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from autotune.jobs.question import Aim
-from autotune.simulate.simulator import Simulator
+from autotune.simulate.simulator import Outcome, Simulator
 from autotune.workloads.errors import SpecError
 from autotune.workloads.plan import Plan
 
 
 def make_judge(simulator: Simulator, aim: Aim) -> Callable[[Plan], float]:
     """The objective's value of a plan; infinite where it does not fit or is too slow."""
+    objective = make_objective(simulator, aim)
+
+    def judge(plan: Plan) -> float:
+        found = simulator.outcome(plan)
+        return objective(plan, found) if simulator.fits(plan, found) else float("inf")
+
+    return judge
+
+
+def make_objective(simulator: Simulator, aim: Aim) -> Callable[[Plan, Outcome], float]:
+    """The objective's value of a simulated plan, whether it fits or not; infinite where it is too slow."""
     devices = simulator.costs.cluster.devices
     _check_stated(
         aim.objective, [device.price_per_hour for device in devices], [device.busy_watts for device in devices]
     )
 
-    def judge(plan: Plan) -> float:
-        found = simulator.outcome(plan)
+    def objective(plan: Plan, found: Outcome) -> float:
         step_s = found.step_s
-        if not simulator.fits(plan, found) or simulator.info.global_batch / step_s < aim.min_throughput:
+        if simulator.info.global_batch / step_s < aim.min_throughput:
             return float("inf")
         if aim.objective == "energy":
             return simulator.joules_per_step(plan, step_s, found.busy_s) or 0.0
@@ -28,7 +38,7 @@ def make_judge(simulator: Simulator, aim: Aim) -> Callable[[Plan], float]:
             return step_s * sum(devices[rank].price_per_hour or 0.0 for rank in plan.used_ranks)
         return step_s
 
-    return judge
+    return objective
 
 
 def least_value(simulator: Simulator, aim: Aim) -> Callable[[tuple[int, ...], float], float]:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.jobs.planning.judge import least_value, make_judge
+from autotune.jobs.planning.placements import Searched, explained, searched_placements
 from autotune.jobs.predict import Predictor, forecast_of
 from autotune.jobs.question import Aim, Question
-from autotune.results.store.forecast import Forecast
+from autotune.results.store.forecast import Forecast, PlacedGroup
 from autotune.search.methods import METHODS, PredictedSearch
 from autotune.search.predicted_costs import rank_costs
 from autotune.search.rank_sets import RankSet, as_choices, worthwhile_sets
@@ -29,6 +30,10 @@ class Planned:
     objective: str
     method: str
     num_predicted: int
+    num_placements: int = 0
+    """Simulations of plans with groups of ops."""
+    groups: tuple[PlacedGroup, ...] = ()
+    """Of a plan that places groups of ops, with `--explain`."""
 
 
 def plan(question: Question, predictor: Predictor, aim: Aim) -> Planned:
@@ -36,12 +41,16 @@ def plan(question: Question, predictor: Predictor, aim: Aim) -> Planned:
     simulator, judge = predictor.simulator, make_judge(predictor.simulator, aim)
     judged: list[tuple[float, Plan]] = []
     sets: list[RankSet] = []
+    placed: Searched | None = None
     for runs_only in (False,) if aim.any_plan else (True, False):
         space = predictor.space(question.transports, allow_lossy=question.allow_lossy, runs_only=runs_only)
         if not judged:
             sets = worthwhile_sets(simulator, space, judge, least_value(simulator, aim))
         space = replace(space, rank_sets=as_choices(sets))
         judged += _search(aim, space, predictor, judge, sets, seed=question.seed)
+        if placed is None:
+            placed = searched_placements(question, predictor, aim, min(judged, key=lambda entry: entry[0])[0])
+            judged += placed.judged
         found, best = min(judged, key=lambda entry: entry[0])
         if found < float("inf") or predictor.cuts is None:
             break
@@ -51,12 +60,16 @@ def plan(question: Question, predictor: Predictor, aim: Aim) -> Planned:
             f"none of {len(judged)} plans fits {predictor.cluster.name!r}{wanted}: use more devices, or ask for less"
         )
     even_split = default_plan(even(predictor.total, predictor.bounds), transport=space.transports[0])
+    assert placed is not None
+    forecast = _with_refusal(forecast_of(placed.predictor, best))
     return Planned(
-        forecast=_with_refusal(forecast_of(predictor, best)),
+        forecast=replace(forecast, doubts=(*forecast.doubts, *([placed.note] if placed.note else []))),
         default=simulator.forecast(even_split),
         objective=aim.objective,
         method=aim.method,
         num_predicted=len(judged),
+        num_placements=placed.num_simulations,
+        groups=explained(placed.predictor, best) if aim.explain else (),
     )
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import TYPE_CHECKING
 
-from autotune.placement.groups.problem import PlacementProblem
 from autotune.workloads.plan.choices import Registry, load
 
-Search = Callable[[PlacementProblem, Random], None]
+if TYPE_CHECKING:  # the command line lists the methods and simulates nothing
+    from autotune.placement.groups.problem import PlacementProblem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,11 +24,11 @@ class PlacementMethod:
     text: str
     """One line for documentation."""
     searched_by: str
-    """"module:function", a `Search`."""
+    """"module:function" of a problem and a random generator."""
 
     def search(self, problem: PlacementProblem, seed: int) -> None:
         """What it judges stays in the problem."""
-        run: Search = load(self.searched_by)
+        run: Callable[[PlacementProblem, Random], None] = load(self.searched_by)
         run(problem, Random(seed))  # noqa: S311 - a search, no secret
 
 

@@ -84,7 +84,7 @@ def random_simulator(seed: int) -> Simulator:
     return simulator_of(random_graph(generator, generator.randint(4, 9)), random_cluster(generator, sizes))
 
 
-def random_problem(seed: int, simulations: int, *, num_groups: int = 4, num_sets: int = 7) -> PlacementProblem:
+def random_problem(seed: int, simulations: int, *, num_groups: int = 4, num_sets: int = 6) -> PlacementProblem:
     """So many groups and sets that all assignments can be simulated."""
     simulator = random_simulator(seed)
     assert simulator.operations is not None

@@ -14,7 +14,7 @@ from autotune.workloads.errors import SpecError
 from tests.autotune.placement.groups.cases import BATCH, random_problem, random_simulator
 
 MANY = 10**6
-CASES = range(60)
+CASES = [pytest.param(seed, marks=pytest.mark.slow if seed >= 10 else ()) for seed in range(60)]
 
 
 @cache
@@ -65,7 +65,7 @@ def test_the_exact_search_refuses_what_it_cannot_finish():
         exact(random_problem(1, 10, num_groups=9, num_sets=15), None)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_found_placement_is_a_plan_that_is_never_worse_than_one_group_everywhere(seed):
     simulator = random_simulator(seed)
     found = find_placement(simulator, Search(simulations=60))
