@@ -36,8 +36,8 @@ class Aim:
     any_plan: bool = False
     """Also what is predicted but not run by any job yet; else only where nothing else fits."""
     evaluations: int = 5_000
-    placement: str = "portfolio"
-    """The method that searches plans with groups of ops; "off": none are searched."""
+    placement: str = "off"
+    """The method that searches plans with groups of ops; "off": none are searched, as in advice, which compares many clusters."""
     simulations: int = 200
     """Of plans with groups of ops."""
     explain: bool = False
