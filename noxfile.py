@@ -48,6 +48,7 @@ PROGRAMS = {
     "start_up": "Messages and seconds of the start of a job on 4 to 64 real ranks (15 GB of memory, 5 min).",
     "embedding": "Embedding tables on servers: steps against a plain all-to-all, what caches save (5 min); `-- again`: kept.",
     "search_size": "How long a search takes on 64 and 1,024 devices (5 min).",
+    "placement_search": "Placements of groups of ops: gains, distance from the optimum, time (30 min); `-- gain`: a part.",
     "equality": "Is scheduled training plain training, after 100 steps on 2 and 4 ranks? `-- again`: what is missing.",
     "publish": "Measure again what docs/results.md claims (15 min on a quiet machine), or the files named.",
     "external": "The simulator against measurements of others: `-- DATA_DIR` (5 min); `-- DATA_DIR --quick`: the scores only.",
