@@ -94,10 +94,7 @@ COVERS: dict[str, tuple[str, ...]] = {
         "autotune/placement/chain_costs.py",
         "autotune/placement/chain_paths.py",
     ),
-    "autotune/jobs/planning/test_plan.py": (
-        "autotune/jobs/planning/placements.py",
-        "results/show/placement_console.py",
-    ),
+    "autotune/jobs/planning/test_plan.py": ("autotune/jobs/planning/placements.py",),
     "autotune/placement/groups/test_choices.py": (
         "autotune/placement/groups/device_sets.py",
         "autotune/placement/groups/estimate.py",

@@ -15,7 +15,8 @@ from autotune.simulate.cost_tables import Costs, Lines
 from autotune.simulate.data_parallel import FusionBuffers
 from autotune.simulate.edge_loads import EdgeLoads, gather_bytes
 from autotune.simulate.factors import factor_bytes
-from autotune.simulate.task_graph import Floats, Ints
+from autotune.simulate.task_graph import Floats, Ints, Site
+from autotune.simulate.tasks import NO_LIMIT, make_site
 from autotune.workloads.graph import OpGraph
 from autotune.workloads.plan import (
     CODECS,
@@ -346,3 +347,16 @@ def _product_s(graph: OpGraph, costs: Costs) -> Floats:
     measured = (costs.forward.per_sample_s + costs.backward.per_sample_s) / num_products
     taken: Floats = np.where(costs.forward.arithmetic_s > 0, costs.forward.arithmetic_s, measured)
     return taken
+
+
+def make_stage_site(costs: Costs, num_connections: int) -> Site:
+    """Of plans with stages or groups of ops. Sums are limited by links only; over real links, the messages of a connection
+    follow each other.
+    """
+    return make_site(
+        len(costs.cluster.devices),
+        link_speeds(costs.cluster.topology),  # type: ignore[arg-type]
+        slots=(NO_LIMIT, *[1] * num_connections),
+        credit_bytes=(np.inf,) * (1 + num_connections),
+        serialized=costs.serialized_links,
+    )

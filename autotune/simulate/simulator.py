@@ -25,7 +25,7 @@ from autotune.simulate.data_parallel import FusionBuffers, StepCosts, expand
 from autotune.simulate.engine import Run, simulate
 from autotune.simulate.layout import Layout
 from autotune.simulate.limit import least_sample_s, placed_limit, step_limit
-from autotune.simulate.messages import FusionBufferMaker, Sends, codec_s, link_speeds
+from autotune.simulate.messages import FusionBufferMaker, Sends, codec_s, link_speeds, make_stage_site
 from autotune.simulate.passes import step_passes
 from autotune.simulate.pipeline import (
     connections,
@@ -87,7 +87,6 @@ class Simulator:
         self._speeds = link_speeds(costs.cluster.topology)
         self._buffers = lru_cache(maxsize=_KEPT_BUFFERS)(FusionBufferMaker(graph, costs).make)
         self._sites = lru_cache(maxsize=_KEPT_BUFFERS)(self._make_site)
-        self._stage_site = lru_cache(maxsize=_KEPT_BUFFERS)(self._make_stage_site)
         self._part = lru_cache(maxsize=_KEPT_PARTS)(self._make_part)
         self._like = LikeRanks(costs)
         self._memory_bytes = np.array(
@@ -157,7 +156,7 @@ class Simulator:
 
     def _simulate_stages(self, plan: Plan, pipeline: PipelinePlan, *, blocking: bool) -> Simulated:
         tasks, labels = expand_pipeline(self.graph, plan, self.costs, blocking=blocking)
-        run = simulate(tasks, self._stage_site(0 if self.costs.serialized_links else connections(pipeline)))
+        run = simulate(tasks, make_stage_site(self.costs, 0 if self.costs.serialized_links else connections(pipeline)))
         return Simulated(tasks=tasks, labels=labels, run=run, num_steps=1, step_s=run.makespan_s)
 
     def _placed(self, plan: Plan) -> PlacedStep:
@@ -166,7 +165,7 @@ class Simulator:
         return expand_placement(self.graph, self.operations, plan, self.costs)
 
     def _simulate_step(self, step: PlacedStep) -> Simulated:
-        run = simulate(step.tasks, self._stage_site(step.num_connections))
+        run = simulate(step.tasks, make_stage_site(self.costs, step.num_connections))
         return Simulated(tasks=step.tasks, labels=step.labels, run=run, num_steps=1, step_s=run.makespan_s)
 
     def step_range_s(self, plan: Plan) -> tuple[float, float] | None:
@@ -362,16 +361,6 @@ class Simulator:
             self._speeds,  # type: ignore[arg-type]
             slots=(NO_LIMIT if self.costs.serialized_links else slots,),
             credit_bytes=(np.inf if credit_bytes is None else float(credit_bytes),),
-            serialized=self.costs.serialized_links,
-        )
-
-    def _make_stage_site(self, num_connections: int) -> Site:
-        """Sums are limited by links only; over real links, the messages of a connection follow each other."""
-        return make_site(
-            len(self.costs.cluster.devices),
-            self._speeds,  # type: ignore[arg-type]
-            slots=(NO_LIMIT, *[1] * num_connections),
-            credit_bytes=(np.inf,) * (1 + num_connections),
             serialized=self.costs.serialized_links,
         )
 

@@ -121,6 +121,25 @@ class Estimate:
             way = int(ways[way, found[-2]])
         return tuple(found[::-1])
 
+    def runs(self, line: Sequence[int]) -> tuple[int, ...]:
+        """Groups cut into a run for each set of a line, so that the slowest run takes least: the stages of a pipeline."""
+        size = len(self._groups)
+        ends = np.concatenate([np.zeros((1, len(self._sets))), np.cumsum(self.compute_s, axis=0)])
+        best = ends[:, line[0]].copy()
+        best[0] = np.inf
+        chosen = []
+        for number in line[1:]:
+            run = np.where(np.tri(size + 1, k=-1, dtype=bool).T, ends[None, :, number] - ends[:, None, number], np.inf)
+            table = np.maximum(best[:, None], run)
+            chosen.append(table.argmin(axis=0))
+            best = table.min(axis=0)
+        end, found = size, list[int]()
+        for number, sources in zip(reversed(line), (*reversed(chosen), np.zeros(size + 1, np.int64)), strict=True):
+            start = int(sources[end])
+            found[:0] = [number] * (end - start)
+            end = start
+        return tuple(found)
+
 
 def _between(topology: Topology, source: DeviceSet, target: DeviceSet) -> tuple[float, float]:
     """Seconds to send every sample of a step from its rank in one set to its rank in the other, per byte; and latency."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise, product
 from random import Random
 
@@ -36,11 +36,12 @@ def islands(problem: PlacementProblem, _random: Random) -> None:
     for assignment in problem.uniform()[:_MOST_UNIFORM]:
         problem.judge(assignment)
     few = max(int(_CHAINS * problem.most_simulations), 1)
-    found: Iterable[Assignment]
+    found: Collection[Assignment]
     if problem.num_sets**problem.num_groups <= _MOST_ESTIMATED:
-        found = product(range(problem.num_sets), repeat=problem.num_groups)
+        found = list(product(range(problem.num_sets), repeat=problem.num_groups))
     else:
         found = {one for hops in _WEIGHTS for sums in _WEIGHTS for one in problem.estimate.chains(few, hops, sums)}
+        found |= {problem.estimate.runs(line) for line in problem.lines()}
     for assignment in sorted(found, key=lambda one: (problem.estimate.step_s(one), one))[:few]:
         problem.judge(assignment)
 

@@ -19,7 +19,9 @@ from autotune.workloads.errors import SpecError
 from autotune.workloads.plan import Plan
 
 _MANY_RANKS, _SETS_OF_MANY = 64, 40
-_MOST_MICRO_BATCHES = 8
+_MOST_MICRO_BATCHES = 32
+_FIRST_SHARE = 0.4
+"""Of the simulations, for one micro-batch; the rest is for more, in equal parts."""
 _TREE_SHARE = 0.4
 """Of the simulations of a problem."""
 _SHARES_SHARE = 0.15
@@ -69,7 +71,7 @@ class FoundPlacement:
 
 
 def find_placement(simulator: Simulator, search: Search) -> FoundPlacement:
-    """The best over numbers of micro-batches: one micro-batch takes half of the simulations, more take the rest."""
+    """The best over numbers of micro-batches. Each search begins with what is best for fewer."""
     if simulator.operations is None:
         raise SpecError("the operations of the model are not known: placements need them")
     total = simulator.info.global_batch
@@ -78,10 +80,12 @@ def find_placement(simulator: Simulator, search: Search) -> FoundPlacement:
     found: list[tuple[Value, Plan, PlacementProblem]] = []
     used, most = 0, max(int(search.simulations * (1 - _SHARES_SHARE)), 1)
     for place, count in enumerate(counts):
-        part = most - used if place == len(counts) - 1 else max((most - used) // 2, 1)
+        part = max(int((most - used) * (_FIRST_SHARE if place == 0 else 1 / (len(counts) - place))), 1)
         problem = make_problem(
             simulator, Choices(groups=groups, sets=_sets(simulator, count), micro_batches=count), search, part
         )
+        for _, _, other in found:
+            problem.judge(problem.as_in(other))
         PLACEMENT_METHODS[search.method].search(problem, search.seed)
         used += problem.num_simulations
         found.append((problem.judged[problem.best], problem.plan(problem.best), problem))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from autotune.placement.groups.device_sets import DeviceSet
@@ -98,6 +98,11 @@ class PlacementProblem:
         """The best so far, the very best first."""
         return heapq.nsmallest(number, self.judged, key=lambda one: (self.judged[one], one))
 
+    def as_in(self, other: PlacementProblem) -> Assignment:
+        """The best of another problem with the same groups; sets that are not among these are all devices."""
+        number = {one.ranks: place for place, one in reversed(list(enumerate(self.choices.sets)))}
+        return tuple(number.get(other.choices.sets[chosen].ranks, 0) for chosen in other.best)
+
     def plan(self, assignment: Assignment) -> Plan:
         return self.choices.plan(assignment, len(self.simulator.costs.cluster.devices))
 
@@ -128,6 +133,23 @@ class PlacementProblem:
         """All groups on one set, the best by estimate first."""
         found = [(number,) * self.num_groups for number in range(self.num_sets)]
         return sorted(found, key=self.estimate.step_s)
+
+    def lines(self) -> Iterator[tuple[int, ...]]:
+        """Sets that share no device, one after another: as many as there are, fewer, and in the opposite order."""
+        by_size: dict[int, list[int]] = {}
+        for number, one in enumerate(self.choices.sets):
+            by_size.setdefault(len(one.ranks), []).append(number)
+        for numbers in by_size.values():
+            line: list[int] = []
+            taken: set[int] = set()
+            for number in sorted(numbers, key=lambda number: self.choices.sets[number].ranks):
+                ranks = self.choices.sets[number].ranks
+                if taken.isdisjoint(ranks) and len(line) < self.num_groups:
+                    line.append(number)
+                    taken.update(ranks)
+            for length in range(2, len(line) + 1):
+                yield tuple(line[:length])
+                yield tuple(line[length - 1 :: -1])
 
     def heaviest_first(self) -> Sequence[int]:
         """Groups by work on all devices and bytes to sum."""
