@@ -146,40 +146,56 @@ class _Lister:
         self._next, self._listed = [0] * len(self._blocks), [False] * len(self._blocks)
         self._free = dict.fromkeys(self._rank, 0.0)
         self._end: dict[tuple[int, int], float] = {}
-        self._heap: list[tuple[float, int, float, int]] = []
+        self._later: dict[int, list[tuple[float, int]]] = {rank: [] for rank in self._free}
+        """Per rank: passes by the time from which they can start."""
+        self._now: dict[int, list[tuple[int, float, int]]] = {rank: [] for rank in self._free}
+        """Per rank: passes that could start before it is free, the first to go first."""
+        self._heap: list[tuple[float, int]] = []
+        """Ranks by when their next pass starts, or earlier."""
 
     def run(self) -> list[PlacedPass]:
         found = []
         for block in range(len(self._blocks)):
             self._enqueue(block)
         while self._heap:
-            seen, microbatch, _, block = heapq.heappop(self._heap)
-            start = self._earliest(block)
-            if start > seen:
-                heapq.heappush(self._heap, self._key(block, start))
+            seen, rank = heapq.heappop(self._heap)
+            start = self._start(rank)
+            if start is None:
                 continue
-            kind, segment, lane = self._blocks[block]
+            if start > seen:
+                heapq.heappush(self._heap, (start, rank))
+                continue
+            block = self._take(rank, start)
+            (kind, segment, lane), microbatch = self._blocks[block], self._next[block]
             found.append(PlacedPass(kind=kind, segment=segment, lane=lane, microbatch=microbatch))
-            self._free[self._rank[block]] = self._end[block, microbatch] = start + self._work[block]
+            self._free[rank] = self._end[block, microbatch] = start + self._work[block]
             self._next[block], self._listed[block] = microbatch + 1, False
+            heapq.heappush(self._heap, (self._free[rank], rank))
             for other in (block, *self._after[block]):
                 self._enqueue(other)
         return found
 
-    def _key(self, block: int, start: float) -> tuple[float, int, float, int]:
-        return start, self._next[block], -self._tail[block], block
+    def _start(self, rank: int) -> float | None:
+        """When the rank's next pass starts."""
+        if self._now[rank]:
+            return self._free[rank]
+        return max(self._free[rank], self._later[rank][0][0]) if self._later[rank] else None
+
+    def _take(self, rank: int, start: float) -> int:
+        """The first of the passes that can start then."""
+        later, now = self._later[rank], self._now[rank]
+        while later and later[0][0] <= start:
+            _, block = heapq.heappop(later)
+            heapq.heappush(now, (self._next[block], -self._tail[block], block))
+        return heapq.heappop(now)[-1]
 
     def _enqueue(self, block: int) -> None:
         """Put the block's next micro-batch on the list, if what it waits for has been started."""
-        microbatch = self._next[block]
+        microbatch, rank = self._next[block], self._rank[block]
         if self._listed[block] or microbatch == self._num:
             return
         if all(self._next[source] > microbatch for source in self._before[block]):
             self._listed[block] = True
-            heapq.heappush(self._heap, self._key(block, self._earliest(block)))
-
-    def _earliest(self, block: int) -> float:
-        microbatch, start = self._next[block], self._free[self._rank[block]]
-        for source in self._before[block]:
-            start = max(start, self._end[source, microbatch])
-        return start
+            ready = max((self._end[source, microbatch] for source in self._before[block]), default=0.0)
+            heapq.heappush(self._later[rank], (ready, block))
+            heapq.heappush(self._heap, (max(ready, self._free[rank]), rank))

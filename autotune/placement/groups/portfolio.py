@@ -51,7 +51,7 @@ class Search:
 
     method: str = "portfolio"
     simulations: int = 200
-    most_tasks: float = 20e6
+    most_tasks: float = 4e6
     most_groups: int = MOST_GROUPS
     seed: int = 0
     objective: Objective = step_seconds
