@@ -46,6 +46,9 @@ def entries(records: Sequence[TrialRecord], best: Plan) -> list[Entry]:
 def reverted(best: Plan, default: Plan) -> list[Entry]:
     """The best plan with one knob at a time as in the default; knobs that are so anyway are left out."""
     found = resets(best, default) if best.pipeline is None else _reset_stages(best, best.pipeline)
+    if best.embedding is not None:
+        everywhere = dataclasses.replace(best, embedding=None)
+        found.append(Reset(title="embedding servers", text="tables on every rank", plan=everywhere))
     return [Entry(name=f"{BEST}, {one.text}", plan=one.plan, reverts=one.title) for one in found if _runs(one.plan)]
 
 

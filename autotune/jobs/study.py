@@ -138,7 +138,7 @@ def record_trial(study: Study, proposal: Proposal) -> TrialRecord:
     else:
         trial = _not_measured(proposal, number, num_ended)
     record = trial.record
-    if study.simulator is not None:
+    if study.simulator is not None and proposal.plan.embedding is None:
         record = replace(record, predicted=study.simulator.prediction(proposal.plan))
     study.store.append(record)
     study.records.append(record)

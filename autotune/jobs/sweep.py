@@ -31,6 +31,7 @@ from autotune.runtime.trial.runner import Budget
 from autotune.runtime.trial.workers import follow
 from autotune.search.baselines import TunedDdp, num_baselines
 from autotune.search.methods import METHODS
+from autotune.search.tables_on_servers import TablesOnServers, without_servers
 from autotune.search.tuner import SearchOptions, Tuner
 from autotune.workloads.cluster import Cluster
 from autotune.workloads.errors import InfeasiblePlanError, StoreError
@@ -86,6 +87,9 @@ def sweep_one(
         tune(study, TunedDdp(study.context.problem))
         search = search_of(study)
         tune(study, search, trials=job.trials, time_s=job.time_s)
+        if hasattr(context.workload, "lookups"):
+            search = TablesOnServers(search)
+            tune(study, search)
         comparison = compare(study, search)
         best_file = keep_best(study, comparison)
         trace_best(study, comparison)
@@ -109,7 +113,8 @@ def tune(study: Study, tuner: Tuner, *, trials: int | None = None, time_s: float
     while deadline is None or time.monotonic() < deadline:
         if trials is not None and sum(record.role is Role.SEARCH for record in study.records) >= trials:
             return
-        proposal = tuner.propose(study.records)
+        given = study.records if isinstance(tuner, TablesOnServers) else without_servers(study.records)
+        proposal = tuner.propose(given)
         if proposal is None:
             if trials is not None:
                 study.watcher.phase(tuner.enough or "every plan of the space has been measured")

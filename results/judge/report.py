@@ -207,7 +207,7 @@ def _from_comparison(comparison: Sequence[Standing]) -> tuple[Standing | None, S
 
 
 def _from_trials(info: StudyInfo, records: Sequence[TrialRecord]) -> tuple[Standing | None, Standing | None]:
-    names = {Role.DEFAULT: DDP_DEFAULT, Role.PEER: DDP_TUNED, Role.SEARCH: BEST}
+    names = {Role.DEFAULT: DDP_DEFAULT, Role.PEER: DDP_TUNED, Role.SEARCH: BEST, Role.SERVERS: BEST}
     measured = [
         (record.role, _standing(info, names[record.role], record.plan, record.step_s, record.ranks))
         for record in records

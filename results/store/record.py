@@ -46,6 +46,8 @@ class Role(enum.Enum):
     """Tuned DDP: torch DDP with a proportional split, several bucket sizes."""
     SEARCH = "search"
     """Proposed by the search."""
+    SERVERS = "servers"
+    """The plan of the search with its embedding tables on servers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -75,3 +75,14 @@ def test_what_cannot_run_is_one_message(tmp_path: Path) -> None:
     ):
         asked = ("--workload", "dlrm-tiny", "--cluster", "mixed4", "--plan", "by-rows.json")
         refused(autotune(num_ranks, *command, *asked, cwd=tmp_path), word)
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_sweep_tries_tables_on_servers(tmp_path: Path) -> None:
+    arguments = ("--cluster", "mixed4", "--trials", "1", "--steps", "2", "--rounds", "2", "--study", "one", "--json")
+    done = autotune(2, "sweep", "--workload", "dlrm-tiny", *arguments, cwd=tmp_path, timeout_s=250)
+    assert done.code == 0, done.err
+    trials = json.loads(done.out)["trials"]
+    assert [trial["state"] for trial in trials if trial["role"] == "servers"] == ["complete"]
