@@ -12,7 +12,7 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, Union
 
@@ -47,7 +47,7 @@ def to_data(value: Any) -> Any:
 
 def from_data(kind: type[T], data: Any, where: str) -> T:
     """Build a `kind` from JSON data. `where` names the source in errors: a file and the path within it."""
-    result = _convert(kind, data, where)
+    result = _converter(typing.cast("Any", kind))(data, (where,))
     return typing.cast("T", result)
 
 
@@ -57,68 +57,132 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _convert(kind: Any, data: Any, where: str) -> Any:  # noqa: PLR0911 - one return per kind of type
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
-        return data
-    if origin in (Union, types.UnionType):
-        if data is None and type(None) in arguments:
-            return None
-        return _convert(next(option for option in arguments if option is not type(None)), data, where)
-    if dataclasses.is_dataclass(kind):
-        return _dataclass(kind, data, where)
-    if origin is tuple:
-        _expect(isinstance(data, list), "a list", data, where)
-        return tuple(_convert(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(data))
-    if origin is dict:
-        _expect(isinstance(data, dict), "a table", data, where)
-        return {
-            _key(arguments[0], key, where): _convert(arguments[1], item, f"{where}.{visible(key)}")
-            for key, item in data.items()
-        }
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        values = {member.value: member for member in kind}
-        _expect(isinstance(data, str) and data in values, "one of " + ", ".join(map(repr, values)), data, where)
-        return values[data]
-    if kind is float:
-        _expect(isinstance(data, int | float) and not isinstance(data, bool), "a number", data, where)
-        return float(data)
-    _expect(type(data) is kind, f"of type {kind.__name__}", data, where)
-    return visible(data) if kind is str else data
-
-
-def _key(kind: Any, key: str, where: str) -> Any:
-    """JSON keys are strings; those of a dataclass may be integers."""
-    if kind is not int:
-        return visible(key)
-    _expect(key.isdigit(), "a whole number", key, f"{where}, key")
-    return int(key)
-
-
-def _dataclass(kind: Any, data: Any, where: str) -> Any:
-    _expect(isinstance(data, dict), "a table", data, where)
-    hints = _hints(kind)
-    fields = {_stored(field): field for field in dataclasses.fields(kind)}
-    for key in data:
-        if key not in fields:
-            raise unknown_name(f"key in {where}:", key, fields)
-    for name, field in fields.items():
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if required and name not in data:
-            raise SpecError(f"{where} lacks {name!r}: add it")
-    return kind(
-        **{fields[key].name: _convert(hints[fields[key].name], value, f"{where}.{key}") for key, value in data.items()}
-    )
+Where = tuple[Any, ...]
+"""Where a value stands: the source; or what holds it, and its index or key. A text only in errors, as most values have none."""
+Converter = Callable[[Any, Where], Any]
 
 
 @functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _converter(kind: Any) -> Converter:  # noqa: PLR0911 - one return per kind of type
+    """From JSON data to a value of this kind. Made once per kind: a large study has millions of values."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return lambda data, _: data
+    if origin in (Union, types.UnionType):
+        return _optional(next(option for option in arguments if option is not type(None)), type(None) in arguments)
+    if dataclasses.is_dataclass(kind):
+        return _dataclass(kind)
+    if origin is tuple:
+        return _tuple(arguments[0])
+    if origin is dict:
+        return _dict(*arguments)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return _enum(kind)
+    if kind is float:
+        return _float
+    return _plain(kind)
 
 
-def _expect(holds: bool, rule: str, data: Any, where: str) -> None:
-    if not holds:
-        raise SpecError(f"{where} is {shown(data)}: it must be {rule}")
+def _optional(kind: Any, may_be_none: bool) -> Converter:
+    def convert(data: Any, where: Where) -> Any:
+        return None if data is None and may_be_none else _converter(kind)(data, where)
+
+    return convert
+
+
+def _tuple(kind: Any) -> Converter:
+    item_of = _converter(kind)
+
+    def convert(data: Any, where: Where) -> Any:
+        if not isinstance(data, list):
+            raise _wrong("a list", data, where)
+        return tuple([item_of(item, (where, index)) for index, item in enumerate(data)])
+
+    return convert
+
+
+def _dict(key_kind: Any, kind: Any) -> Converter:
+    item_of = _converter(kind)
+
+    def convert(data: Any, where: Where) -> Any:
+        if not isinstance(data, dict):
+            raise _wrong("a table", data, where)
+        return {_key(key_kind, key, where): item_of(item, (where, key)) for key, item in data.items()}
+
+    return convert
+
+
+def _key(kind: Any, key: str, where: Where) -> Any:
+    """JSON keys are strings; those of a dataclass may be integers."""
+    if kind is not int:
+        return visible(key)
+    if not key.isdigit():
+        raise SpecError(f"{_text(where)}, key is {shown(key)}: it must be a whole number")
+    return int(key)
+
+
+def _enum(kind: type[enum.Enum]) -> Converter:
+    values = {member.value: member for member in kind}
+
+    def convert(data: Any, where: Where) -> Any:
+        if not isinstance(data, str) or data not in values:
+            raise _wrong("one of " + ", ".join(map(repr, values)), data, where)
+        return values[data]
+
+    return convert
+
+
+def _float(data: Any, where: Where) -> float:
+    if type(data) is not float and type(data) is not int:
+        raise _wrong("a number", data, where)
+    return float(data)
+
+
+def _plain(kind: type) -> Converter:
+    def convert(data: Any, where: Where) -> Any:
+        if type(data) is not kind:
+            raise _wrong(f"of type {kind.__name__}", data, where)
+        return visible(data) if kind is str else data
+
+    return convert
+
+
+def _dataclass(kind: Any) -> Converter:
+    hints = typing.get_type_hints(kind)
+    fields = {_stored(field): field for field in dataclasses.fields(kind)}
+    missing = dataclasses.MISSING
+    required = [name for name, field in fields.items() if field.default is missing and field.default_factory is missing]
+    parts: dict[str, tuple[str, Converter]] = {}  # filled below: a class may hold itself
+
+    def convert(data: Any, where: Where) -> Any:
+        if not isinstance(data, dict):
+            raise _wrong("a table", data, where)
+        if not parts:
+            parts.update({name: (field.name, _converter(hints[field.name])) for name, field in fields.items()})
+        for key in data:
+            if key not in parts:
+                raise unknown_name(f"key in {_text(where)}:", key, fields)
+        for name in required:
+            if name not in data:
+                raise SpecError(f"{_text(where)} lacks {name!r}: add it")
+        given = {}
+        for key, value in data.items():
+            name, value_of = parts[key]
+            given[name] = value_of(value, (where, key))
+        return kind(**given)
+
+    return convert
+
+
+def _wrong(rule: str, data: Any, where: Where) -> SpecError:
+    return SpecError(f"{_text(where)} is {shown(data)}: it must be {rule}")
+
+
+def _text(where: Where) -> str:
+    if len(where) == 1:
+        return str(where[0])
+    holder, place = where
+    return f"{_text(holder)}[{place}]" if isinstance(place, int) else f"{_text(holder)}.{visible(str(place))}"
 
 
 def table_names(folder: Path) -> list[str]:
