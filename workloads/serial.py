@@ -142,8 +142,9 @@ def _plain(kind: type) -> Converter:
     def convert(data: Any, where: Where) -> Any:
         if type(data) is not kind:
             raise _wrong(f"of type {kind.__name__}", data, where)
-        return visible(data) if kind is str else data
+        return visible(data) if is_text else data
 
+    is_text = kind is str
     return convert
 
 
