@@ -138,7 +138,7 @@ def _float(data: Any, where: Where) -> float:
     return float(data)
 
 
-def _plain(kind: type) -> Converter:
+def _plain(kind: Any) -> Converter:
     def convert(data: Any, where: Where) -> Any:
         if type(data) is not kind:
             raise _wrong(f"of type {kind.__name__}", data, where)
