@@ -37,7 +37,7 @@ def write_study(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_report_of_ten_thousand_trials_takes_two_seconds(tmp_path: Path) -> None:
-    """Of processor time, which other work on the machine disturbs little."""
+    """Of CPU time, which other work on the machine disturbs little."""
     write_study(tmp_path)
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     done = subprocess.run(
