@@ -43,7 +43,7 @@ PROGRAMS = {
     "split": "Splits that follow unlike and disturbed devices (5 min); `-- again`, `-- balance`, `-- disturbance`.",
     "adversarial": "Adversarial scenarios for retuning, in real paced runs (5 min); `-- again`, or name some.",
     "online_cost": "What retuning costs: time of decisions, CPU time, bytes; paced (1 min); `-- again`: the kept run.",
-    "host_waits": "How often the host waits for an accelerator in a step, counted on the fake one (5 min).",
+    "host_waits": "How often the host waits for an accelerator in a step, counted on the fake one (5 min); `-- again`: the table.",
     "control_plane": "CPU time and bytes of the control plane on up to 1,024 ranks, most simulated (2 min).",
     "start_up": "Messages and seconds of the start of a job on 4 to 64 real ranks (15 GB of memory, 5 min).",
     "embedding": "Embedding tables on servers: steps against a plain all-to-all, what caches save (5 min); `-- again`: kept.",

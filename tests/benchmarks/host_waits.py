@@ -5,6 +5,8 @@
 Per plan and per way for tensors to travel: a model in one fusion buffer, the same model in many. A wait of the thread that
 trains holds up the launch of what follows, so its number may depend on neither buffers nor parameters. Threads of ours wait
 for single transfers, which holds up nothing. Two ranks as threads; the difference between eight steps and four.
+
+`again`: write the table of docs/gpus.md from the kept counts.
 """
 
 from __future__ import annotations
@@ -20,8 +22,11 @@ from autotune.results.store.store import write_json
 from autotune.workloads.plan import Plan
 from tests.accelerator import devices, jobs
 from tests.accelerator.test_trainers import is_allowed, plan_of
+from tests.benchmarks.published_table import put_between
 
-KEPT = Path("results") / "published" / "accelerator" / "host-waits.json"
+ROOT = Path(__file__).resolve().parents[2]
+KEPT = ROOT / "results" / "published" / "accelerator" / "host-waits.json"
+PAGE = ROOT / "docs" / "gpus.md"
 ONE_BUFFER_BYTES, MANY_BUFFERS_BYTES = 1 << 24, 2048
 MOST_WAITS = 6
 """Per step, of the thread that trains."""
@@ -48,7 +53,39 @@ def measure(job: Any, plan: Plan, over: str) -> dict[str, Any]:
     return found
 
 
+def table(document: dict[str, Any]) -> str:
+    """A line for each model and reducer: the most waits of any codec."""
+    lines = [
+        "| model (parameter tensors) | reducer | codecs | staged: one buffer, many | NCCL's like: one buffer, many |",
+        "|---|---|---|---|---|",
+    ]
+    groups: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
+    for row in document["waits"]:
+        groups.setdefault((row["model"], row["parameters"], row["reducer"]), []).append(row)
+    for (model, number, reducer), rows in groups.items():
+        codecs = ", ".join(dict.fromkeys(row["codec"] for row in rows))
+        waits = [
+            ", ".join(
+                f"{max(row[buffers]['training'] for row in rows if row['over'] == over):g}"
+                for buffers in ("one_buffer", "many_buffers")
+            )
+            for over in (jobs.STAGED, jobs.NCCL)
+        ]
+        lines.append(f"| {model} ({number}) | {reducer} | {codecs} | {' | '.join(waits)} |")
+    return "\n".join(lines)
+
+
 def main() -> int:
+    if "again" not in sys.argv[1:]:
+        count()
+    document = json.loads(KEPT.read_text(encoding="utf-8"))
+    put_between(PAGE, "<!-- host-waits -->", "<!-- /host-waits -->", table(document))
+    sys.stdout.write(json.dumps({key: document[key] for key in ("most_waits", "is_met")}) + "\n")
+    return 0 if document["is_met"] else 1
+
+
+def count() -> None:
+    """Count all cases and keep what was found."""
     rows: list[dict[str, Any]] = []
     devices.set_count(2)
     for model in MODELS:
@@ -81,8 +118,6 @@ def main() -> int:
     }
     KEPT.parent.mkdir(parents=True, exist_ok=True)
     write_json(KEPT, document)
-    sys.stdout.write(json.dumps({key: document[key] for key in ("most_waits", "is_met")}) + "\n")
-    return 0 if is_met else 1
 
 
 if __name__ == "__main__":
