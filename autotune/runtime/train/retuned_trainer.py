@@ -69,13 +69,13 @@ class RetunedTrainer:
         self._trainer.on_computed = None
         self._coordinator.close()
 
-    def _report(self, compute_s: float) -> None:
+    def _report(self, compute_s: Callable[[], float]) -> Callable[[], None]:
+        """Of this step, whichever the trainer is in when the device has computed."""
         step = self._trainer.num_steps
         samples = len(self._trainer.batches.part(step).indices)
         arrivals, self._arrivals = self._arrivals, None
-        self._coordinator.report(
-            StepReport(step=step, samples=samples, compute_s=compute_s, closed=self._closed, arrivals=arrivals)
-        )
+        report = StepReport(step=step, samples=samples, compute_s=0.0, closed=self._closed, arrivals=arrivals)
+        return lambda: self._coordinator.report(replace(report, compute_s=compute_s()))
 
 
 def parts_of(sent: Sent) -> PartSums:

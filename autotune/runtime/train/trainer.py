@@ -39,6 +39,11 @@ from autotune.workloads.graph import OpGraph
 from autotune.workloads.plan import Plan, ReducerKind
 from autotune.workloads.workload import Workload, loop_of
 
+OnComputed = Callable[[Callable[[], float]], Callable[[], None]]
+"""Takes what gives the compute time of a step, and returns what is called once the device has computed: by another thread,
+when the trainer may be in a later step.
+"""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankContext:
@@ -99,8 +104,8 @@ class Trainer:
         self._begun_s = 0.0
         self._num_gradients = 0
         self._has_reported = self._is_last_pass = False
-        self.on_computed: Callable[[float], None] | None = None
-        """Called once per step with the compute time of this rank, when its local gradients are posted."""
+        self.on_computed: OnComputed | None = None
+        """Called once per step, when the local gradients of this rank are posted."""
         self.on_failure: Callable[[Exception], None] = _raise
         """Called, by another thread, with an error that prevents that."""
         self._handles = [p.register_hook(self._note_gradient) for p in self.model.parameters() if p.requires_grad]
@@ -318,7 +323,7 @@ class Trainer:
         self._has_reported = True
         if self.on_computed is not None:
             waits = [self._reducer.stalls.so_far(), *([self._norms.waits.so_far()] if self._norms is not None else [])]
-            tell = partial(_tell_computed, self.on_computed, self._begun_s, self._gradient, waits)
+            tell = self.on_computed(partial(_computed_s, self._begun_s, self._gradient, waits))
             self._device.when_reached(self._gradient, tell, self.on_failure)
 
 
@@ -332,8 +337,8 @@ def needs_norm_group(workload: Workload, plan: Plan) -> bool:
     return synchronises_norms(workload, plan) and plan.comm.is_scheduled
 
 
-def _tell_computed(tell: Callable[[float], None], begun_s: float, computed: Stamp, waits: Sequence[Waits]) -> None:
-    tell(computed.seconds - begun_s - sum(wait.seconds for wait in waits))
+def _computed_s(begun_s: float, computed: Stamp, waits: Sequence[Waits]) -> float:
+    return computed.seconds - begun_s - sum(wait.seconds for wait in waits)
 
 
 def _raise(error: Exception) -> None:

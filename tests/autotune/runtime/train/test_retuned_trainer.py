@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -180,7 +181,7 @@ def test_ranks_report_after_posting_their_gradients_unless_the_backward_pass_wai
             network=rank_network(),
         )
         trainer = Trainer(WORKLOAD, replace(FIRST, comm=comm), counting, rank_context, seed=3)  # type: ignore[arg-type]
-        trainer.on_computed = lambda _: reported.append(counting.num_posted)
+        trainer.on_computed = lambda _: partial(reported.append, counting.num_posted)
         counting.num_posted = 0
         trainer.step()
         num_posted = counting.num_posted
