@@ -11,6 +11,7 @@ longest path to the end of the step.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -151,7 +152,8 @@ class _Lister:
         self._now: dict[int, list[tuple[int, float, int]]] = {rank: [] for rank in self._free}
         """Per rank: passes that could start before it is free, the first to go first."""
         self._heap: list[tuple[float, int]] = []
-        """Ranks by when their next pass starts, or earlier."""
+        """Ranks by when their next pass starts, or earlier; each counts once, as `_listed_at` says."""
+        self._listed_at: dict[int, float] = {}
 
     def run(self) -> list[PlacedPass]:
         found = []
@@ -159,18 +161,21 @@ class _Lister:
             self._enqueue(block)
         while self._heap:
             seen, rank = heapq.heappop(self._heap)
+            if self._listed_at.get(rank) != seen:
+                continue
+            del self._listed_at[rank]
             start = self._start(rank)
             if start is None:
                 continue
             if start > seen:
-                heapq.heappush(self._heap, (start, rank))
+                self._list(rank, start)
                 continue
             block = self._take(rank, start)
             (kind, segment, lane), microbatch = self._blocks[block], self._next[block]
             found.append(PlacedPass(kind=kind, segment=segment, lane=lane, microbatch=microbatch))
             self._free[rank] = self._end[block, microbatch] = start + self._work[block]
             self._next[block], self._listed[block] = microbatch + 1, False
-            heapq.heappush(self._heap, (self._free[rank], rank))
+            self._list(rank, self._free[rank])
             for other in (block, *self._after[block]):
                 self._enqueue(other)
         return found
@@ -198,4 +203,9 @@ class _Lister:
             self._listed[block] = True
             ready = max((self._end[source, microbatch] for source in self._before[block]), default=0.0)
             heapq.heappush(self._later[rank], (ready, block))
-            heapq.heappush(self._heap, (max(ready, self._free[rank]), rank))
+            self._list(rank, max(ready, self._free[rank]))
+
+    def _list(self, rank: int, start: float) -> None:
+        if start < self._listed_at.get(rank, math.inf):
+            self._listed_at[rank] = start
+            heapq.heappush(self._heap, (start, rank))

@@ -15,6 +15,8 @@ _CHAINS = 0.3
 _MOST_ESTIMATED = 5000
 """Up to so many assignments, all are estimated."""
 _MOST_UNIFORM = 8
+_MOST_DRAWS = 50
+"""Per simulation: what was drawn before, or is too large to be simulated, costs none."""
 _DRAWN = 60
 """Moves that are drawn and estimated for each few that are simulated."""
 _TRIED = 6
@@ -27,7 +29,9 @@ _ELITE, _FROM_BEST = 5, 0.7
 def random_assignments(problem: PlacementProblem, random: Random) -> None:
     """Independent draws."""
     possible = problem.num_sets**problem.num_groups
-    while not problem.is_spent and len(problem.judged) < possible:
+    for _ in range(_MOST_DRAWS * problem.most_simulations):
+        if problem.is_spent or len(problem.judged) == possible:
+            return
         problem.judge(tuple(random.randrange(problem.num_sets) for _ in range(problem.num_groups)))
 
 

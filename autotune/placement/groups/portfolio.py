@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -94,7 +95,8 @@ def find_placement(simulator: Simulator, search: Search) -> FoundPlacement:
     value, plan, problem = min(found, key=lambda one: one[0])
     problem.most_simulations = problem.num_simulations + search.simulations - used
     used -= problem.num_simulations
-    value, plan = better_shares(problem, plan, value)
+    if value[0] < math.inf:
+        value, plan = better_shares(problem, plan, value)
     return FoundPlacement(plan=plan, over=value[0], value=value[1], num_simulations=used + problem.num_simulations)
 
 

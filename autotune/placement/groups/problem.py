@@ -10,6 +10,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from autotune.placement.groups.device_sets import DeviceSet
 from autotune.placement.groups.estimate import Estimate
@@ -18,6 +19,8 @@ from autotune.simulate.simulator import Outcome, Simulator
 from autotune.workloads.plan import BatchPlan, CommPlan, Plan
 from autotune.workloads.plan.op_groups import OpGroup, PlacementPlan
 
+_MOST_PASSES = 40_000
+"""Of a step that is simulated: thousands of messages that share links at once take minutes."""
 Assignment = tuple[int, ...]
 """Of each group: the number of its set of devices."""
 Value = tuple[float, float]
@@ -107,12 +110,21 @@ class PlacementProblem:
         return self.choices.plan(assignment, len(self.simulator.costs.cluster.devices))
 
     def judge(self, assignment: Assignment) -> Value:
-        """Simulated once; where nothing more may be simulated, a new assignment is as bad as can be."""
+        """Simulated once; what may not be simulated any more, or is too large for it, is as bad as can be."""
         if assignment not in self.judged:
             if self.is_spent:
                 return math.inf, math.inf
+            if self._num_passes(assignment) > _MOST_PASSES:
+                self.judged[assignment] = math.inf, math.inf
+                return self.judged[assignment]
             self.judged[assignment] = self.judge_plan(self.plan(assignment))
         return self.judged[assignment]
+
+    def _num_passes(self, assignment: Assignment) -> int:
+        """At most, of all ranks in a step."""
+        num_lanes = sum(len(self.choices.sets[chosen].ranks) for chosen in set(assignment))
+        num_runs = 1 + sum(a != b for a, b in pairwise(assignment))
+        return 2 * num_runs * num_lanes * self.choices.micro_batches
 
     def judge_plan(self, plan: Plan) -> Value:
         """One simulation."""

@@ -131,3 +131,11 @@ def test_rewards():
     assert reward_of((0.1, 1.0), (0.0, 2.0)) == -1
     assert reward_of((0.0, 2.0), (0.0, 1.0)) == -0.5
     assert reward_of((0.0, 1.0), (0.0, 17.0)) == pytest.approx(2.0)
+
+
+def test_what_is_too_large_to_be_simulated_is_as_bad_as_can_be(monkeypatch):
+    monkeypatch.setattr("autotune.placement.groups.problem._MOST_PASSES", 3)
+    problem = random_problem(5, 10)
+    random_assignments(problem, random.Random(1))
+    assert set(problem.judged.values()) >= {(np.inf, np.inf)}
+    assert problem.num_simulations <= 10
