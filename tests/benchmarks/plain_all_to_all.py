@@ -32,7 +32,7 @@ class PlainAllToAll:
         owners, places = unique >> 40, unique & ((1 << 40) - 1)
         sent = torch.bincount(owners, minlength=self._size)
         received = torch.empty_like(sent)
-        self._all_to_all(received, sent, [], [])
+        self._all_to_all(received, sent, [1] * self._size, [1] * self._size)
         mine, theirs = sent.tolist(), received.tolist()
         asked = places.new_empty(sum(theirs))
         self._all_to_all(asked, places, theirs, mine)
