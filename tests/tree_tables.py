@@ -5,9 +5,7 @@ from __future__ import annotations
 UNREACHED: dict[str, str] = {}
 """Modules that only tests import, with the reason why they are kept."""
 
-UNTESTED = {
-    "autotune/jobs/race.py": "`nox -s race -- quick` runs it in a lab",
-}
+UNTESTED: dict[str, str] = {}
 """Modules that no test runs, with what runs them."""
 
 COVERS: dict[str, tuple[str, ...]] = {
@@ -290,6 +288,7 @@ COVERS: dict[str, tuple[str, ...]] = {
         "autotune/jobs/online_script.py",
         "autotune/runtime/train/retuned_script.py",
     ),
+    "mpi/test_accelerators.py": ("autotune/jobs/race.py",),
     "mpi/test_profile.py": ("autotune/jobs/device_profile.py",),
     "mpi/test_quality.py": (
         "autotune/jobs/quality.py",
