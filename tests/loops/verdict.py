@@ -58,6 +58,8 @@ def judge(folder: Path, number: int, loop: Loop, text: str | None) -> Verdict:
     ranks = [_load(folder, "ranks", number, rank) for rank in range(loop.ranks)]
     if (to := moved_to(loop)) and not any(found["refused"] or found["error"] for found in ranks):
         ranks = [_load(folder, "moved", number, rank) for rank in range(to)]
+    if (refusal := _of_one_rank(ranks)) is not None:
+        return Verdict(loop=loop, kind="refused", text=refusal)
     errors = [found["error"] for found in ranks if found["error"]]
     if text is not None or errors:
         refused = [f"rank {rank} refused: {found['refused']}" for rank, found in enumerate(ranks) if found["refused"]]
@@ -67,6 +69,16 @@ def judge(folder: Path, number: int, loop: Loop, text: str | None) -> Verdict:
         kind = "refused" if len(refusals) == 1 else "failed"
         return Verdict(loop=loop, kind=kind, text="\n".join(str(refusal) for refusal in refusals))
     return _compared(loop, plain, other, ranks, _load(folder, "alone", number))
+
+
+def _of_one_rank(ranks: list[dict[str, Any]]) -> str | None:
+    """What one rank refused, where every other ended by it in the middle of a wait: it had not come as far."""
+    for rank, found in enumerate(ranks):
+        cause = f"PeerLostError: rank {rank}: SpecError: {found['refused']}"
+        others = [other for other in ranks if other is not found]
+        if found["refused"] and others and all(str(other["error"]).strip().endswith(cause) for other in others):
+            return str(found["refused"])
+    return None
 
 
 def _compared(
