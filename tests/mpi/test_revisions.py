@@ -32,7 +32,7 @@ def copy_of_the_packages(folder: Path) -> Path:
 def slower(tmp_path: Path) -> Path:
     """The working tree with a pause of 3 ms in every step of 30."""
     folder = copy_of_the_packages(tmp_path / "slower")
-    trainer = folder / "autotune" / "runtime" / "trainer.py"
+    trainer = folder / "autotune" / "runtime" / "train" / "trainer.py"
     text = trainer.read_text()
     changed = text.replace("self.optimizer.step()\n", "self.optimizer.step(); time.sleep(0.003)\n", 1)
     assert changed != text
