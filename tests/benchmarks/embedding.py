@@ -187,7 +187,8 @@ def make(name: str) -> None:
 
 
 def kept_rows(name: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((KEPT / f"{name}.json").read_text())["rows"]
+    path = KEPT / f"{name}.json"
+    found: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
     return found
 
 
