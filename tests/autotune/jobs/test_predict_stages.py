@@ -58,7 +58,7 @@ def test_plan_chooses_stages_where_links_are_slow(capsys, tmp_path):
     code, out, err = run(
         capsys,
         *("plan", "--workload", "vgg-tiny", "--cluster", str(tmp_path / "slow.toml")),
-        *("--results", str(tmp_path), "--json"),
+        *("--results", str(tmp_path), "--json", "--placement", "off"),
     )
     assert code == 0, err
     found = json.loads(out)["forecast"]
