@@ -117,6 +117,7 @@ memory = "{half:g} MB"
 """
 
 
+@pytest.mark.slow
 def test_sixteen_mixed_gpus_hold_what_none_of_them_holds(capsys, tmp_path):
     """Four hosts, one of them with both kinds: the model's state alone is larger than any device's memory."""
     text = GPUS.format(memory=1.2, half=0.8)

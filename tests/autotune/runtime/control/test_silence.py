@@ -27,6 +27,7 @@ def why_lost(network: Network, within_s: float) -> str:
     return network.why_first
 
 
+@pytest.mark.slow
 def test_ranks_that_say_nothing_are_not_lost() -> None:
     assert on_networks(SIZE, lambda network: why_lost(network, 3 * LIMIT_S)) == [""] * SIZE
 
@@ -51,6 +52,7 @@ def test_all_ranks_name_the_one_whose_threads_stand_still(stuck: int) -> None:
     ] * (SIZE - 1)
 
 
+@pytest.mark.slow
 def test_a_rank_that_has_said_how_it_ends_may_be_silent() -> None:
     """Its process may stand in MPI's finalisation, which waits for all others."""
     over = threading.Barrier(2)

@@ -9,7 +9,7 @@ import torch
 
 from autotune.jobs.context import capture_workload
 from autotune.jobs.device_profile import rank_profile
-from autotune.runtime import device
+from autotune.runtime.device import cpu
 from autotune.runtime.emulate import device_pacer
 from autotune.runtime.probe import op_probe
 from autotune.runtime.probe.op_probe import OpProbe, sizes_to_measure
@@ -35,7 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     fake.perf_counter = fake.monotonic = lambda: fake.now
     fake.sleep = sleep
-    for module in (device, device_pacer, op_probe):
+    for module in (cpu, device_pacer, op_probe):
         monkeypatch.setattr(module, "time", fake)
     return fake
 

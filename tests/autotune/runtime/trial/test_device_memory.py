@@ -127,6 +127,7 @@ def test_a_comparison_that_cannot_hold_all_models_holds_one() -> None:
     assert peaks[0] == peaks[1]
 
 
+@pytest.mark.slow
 def test_a_step_after_a_switch_is_not_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each plan runs one more step in each round than are scored, and its warm-up where it is built anew."""
     held, built = Counted(), Counted()
