@@ -67,6 +67,8 @@ def test_servers_beside_other_parts_of_a_plan(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_what_cannot_run_is_one_message(tmp_path: Path) -> None:
     write_plans(tmp_path)
     for num_ranks, command, word in (

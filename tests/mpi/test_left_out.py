@@ -13,6 +13,8 @@ PROGRAM = Path(__file__).parent / "programs" / "left_out.py"
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_losses_are_those_of_all_ranks(tmp_path: Path) -> None:
     """Rank 0 out, all but the last out, all but the first out; a comparison in which rank 0 waits for others."""
     done = mpirun(3, str(PROGRAM), cwd=tmp_path)

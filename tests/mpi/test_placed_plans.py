@@ -33,6 +33,8 @@ def write_placed(tmp_path: Path, workload: str, groups: tuple[OpGroup, ...], nam
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_groups_of_ops_train_as_the_whole_model(tmp_path: Path) -> None:
     predictor = predictor_of("gpt-tiny", "mixed4", 4, tmp_path)
     num_ops, total = len(predictor.simulator.graph.ops), predictor.total
