@@ -14,7 +14,7 @@ from autotune.jobs.predict import predictor_source
 from autotune.jobs.question import Aim, Question
 from autotune.results.store.advice import Advice, Advised, Subset
 from autotune.workloads.cluster import load_cluster
-from autotune.workloads.errors import InfeasiblePlanError
+from autotune.workloads.errors import InfeasiblePlanError, SpecError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +30,11 @@ class AdviseJob(Question):
 
 def advise(job: AdviseJob, aim: Aim, say: Callable[[str], None]) -> Advised:
     """Every change, or every subset, with its best plan."""
+    if job.subsets and (job.what_if or job.pool is not None):
+        raise SpecError(
+            "--subsets compares the hosts of --cluster, and changes nothing: leave out --add, --remove, --replace, "
+            "--what-if and --pool, or leave out --subsets"
+        )
     pool = load_cluster(job.pool) if job.pool is not None else None
     if job.measure:
         check_measurable(load_cluster(job.clusters[0]))

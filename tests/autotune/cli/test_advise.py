@@ -102,6 +102,8 @@ def test_the_usual_changes_where_none_is_asked_for(capsys, tmp_path, cluster):
         (("--objective", "cost", "--cluster", "mixed4"), "price_per_hour"),
         (("--measure", "--cluster", "this-machine"), "leave --measure out"),
         (("--pool", "nowhere.toml"), "nowhere.toml"),
+        (("--subsets", "--add", "fast"), "leave out --subsets"),
+        (("--subsets", "--pool", "mixed4"), "leave out --subsets"),
     ],
 )
 def test_errors(capsys, tmp_path, cluster, arguments, message):
