@@ -39,7 +39,9 @@ def brute_force_s(simulator, below_s, *, runs_only):
     for plan in every_plan(simulator, runs_only=runs_only):
         if bounds.least_s(plan) < min(below_s, least_s):
             simulated = simulator.simulate(plan)
-            if simulated.step_s < min(below_s, least_s) and simulator.fits(plan, simulated):
+            if simulated.step_s < min(below_s, least_s) and simulator.fits_in(
+                simulator.peak_memory_bytes(plan, simulated)
+            ):
                 least_s = simulated.step_s
     return least_s
 
